@@ -1,0 +1,274 @@
+"""The Rust core: planning and checking fills, and replaying request traces."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, SupportsIndex, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+_Int32s: TypeAlias = npt.NDArray[np.int32]
+_Table: TypeAlias = list[int] | tuple[int, ...] | Buffer
+_Tables: TypeAlias = list[_Table] | list[list[int]] | tuple[_Table, ...]
+_Request: TypeAlias = tuple[str, SupportsIndex, SupportsIndex, _Tables]
+
+__version__: Final[str]
+
+@final
+class Group:
+    """A KV-cache group: how its blocks relate to tokens. Immutable, hashable, picklable.
+
+    ============  =========================================  =============================
+    indexing      what its blocks hold                       what a fill selects
+    ============  =========================================  =============================
+    positional    block i: tokens ``[i*span, (i+1)*span)``   blocks that hold external
+                                                             tokens
+    state         block i: the recurrent state after its     the same, always whole
+                  span
+    ring          one buffer per request, not indexed by     every block, with zeros
+                  position
+    excluded      nothing that comes from outside            none
+    ============  =========================================  =============================
+
+    Args:
+        indexing: One of the four.
+        span: Tokens per block, at least 1, already multiplied by the context-parallel world size
+            where the group is sharded. Needed for ``positional`` and ``state``, refused otherwise.
+
+    Raises:
+        PlanError: The indexing is unknown, or the span missing, zero, negative or out of place.
+    """
+
+    def __new__(
+        cls,
+        indexing: Literal["positional", "state", "ring", "excluded"],
+        span: SupportsIndex | None = None,
+    ) -> Group: ...
+    @property
+    def indexing(self) -> Literal["positional", "state", "ring", "excluded"]:
+        """How the blocks relate to tokens."""
+
+    @property
+    def span(self) -> int:
+        """Tokens per block; 0 for ``ring`` and ``excluded``."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class GroupFill:
+    """What one request fills in one KV-cache group."""
+
+    @property
+    def start(self) -> int:
+        """First table entry that covers the interval."""
+
+    @property
+    def end(self) -> int:
+        """One past the last table entry that covers the interval."""
+
+    @property
+    def block_ids(self) -> _Int32s:
+        """Blocks to write, in table order: entries ``[start, end)`` without null blocks. Read-only."""
+
+    @property
+    def head_slot(self) -> int:
+        """First slot of entry ``start`` that may be written: those before hold local tokens."""
+
+    @property
+    def tail_slot(self) -> int:
+        """Slots of entry ``end - 1`` that lie inside the interval.
+
+        0 means all of them, or that the group is not addressed by token.
+        """
+
+@final
+class Planner:
+    """Selects and checks the blocks that requests fill. Immutable; threads may share one.
+
+    A request is a tuple ``(id, local, external, tables)``: its id, the tokens that the scheduler
+    reported as already computed, the tokens that come from outside after them, and one block table
+    per group. A table is a list or tuple of ints, or a one-dimensional buffer of 32- or 64-bit
+    integers such as a NumPy array. Entries past the last external token are not read.
+
+    Args:
+        groups: The KV-cache groups that share the block pool.
+        num_blocks: Size of the pool, in ``[1, 2**28]``.
+        null_block: Table entry that stands for "no block"; never selected. ``None``: there is none.
+        strict: Refuse a block that a step selects twice instead of writing it once and counting it.
+        exact_tail: Leave the slots after the last external token alone. By default they are written
+            too, so that no page keeps stale non-finite bytes: the engine writes them before it
+            reads them.
+
+    Raises:
+        PlanError: An argument is out of range, or there is no group.
+    """
+
+    def __new__(
+        cls,
+        groups: Iterable[Group],
+        num_blocks: SupportsIndex,
+        *,
+        null_block: int | None = 0,
+        strict: bool = False,
+        exact_tail: bool = False,
+    ) -> Planner: ...
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The KV-cache groups."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of the block pool, the null block included."""
+
+    @property
+    def null_block(self) -> int | None:
+        """Table entry that stands for "no block"."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether a repeated block is refused."""
+
+    @property
+    def exact_tail(self) -> bool:
+        """Whether the slots after the last external token are left alone."""
+
+    def plan(self, request: _Request) -> list[GroupFill]:
+        """Plan one request: one fill per group, in the planner's order.
+
+        Raises:
+            PlanError: The request is malformed or breaks a rule; its ``kind`` says which.
+        """
+
+    def plan_step(self, requests: Iterable[_Request], ledger: Ledger | None = None) -> StepPlan:
+        """Plan all requests of one scheduler step, each block once.
+
+        The GIL is released while planning. With a ledger, every selected block must have been
+        allocated to the request's current admission, which then counts as filled.
+
+        Raises:
+            PlanError: A request is malformed or breaks a rule. Nothing is planned then, and the
+                ledger is as it was.
+        """
+
+@final
+class Ledger:
+    """Follows who owns which block, from what the engine tells: an independent witness.
+
+    A block is a request's own if it was allocated to its current admission while no other live
+    request held it. The ledger belongs to the planner that it is made for.
+    """
+
+    def __new__(cls, planner: Planner) -> Ledger: ...
+    def admit(self, id: str, tables: Iterable[_Table], hits: Iterable[SupportsIndex]) -> None:
+        """A request was admitted with these block tables.
+
+        Args:
+            id: The request.
+            tables: One block table per group.
+            hits: Per group, how many leading table entries the prefix cache supplied, null blocks
+                counted. The others were allocated to the request.
+
+        Raises:
+            PlanError: It is admitted already, or the tables do not fit the planner.
+        """
+
+    def grow(self, id: str, group: SupportsIndex, blocks: _Table) -> None:
+        """Blocks were allocated to a live request and appended to its table of ``group``.
+
+        Raises:
+            PlanError: The request is not live, or the group or a block does not exist.
+        """
+
+    def release(self, id: str, group: SupportsIndex, blocks: _Table) -> None:
+        """Blocks left a live request's table of ``group``: its window has passed them.
+
+        Raises:
+            PlanError: The request is not live or does not hold the blocks.
+        """
+
+    def finish(self, id: str) -> None:
+        """A live request finished or was preempted: it holds no block any more.
+
+        Raises:
+            PlanError: The request is not live.
+        """
+
+@final
+class StepPlan:
+    """The checked fills of all requests of one scheduler step, each block once.
+
+    Block ids stand group by group and, within a group, request by request. A block that several
+    requests named stands with the first of them. Arrays are read-only views of buffers that
+    :mod:`pickle` writes as they are. Only a planner, or unpickling, makes one.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of the block pool that the plan is for."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The planner's groups."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The requests, in the order they were given."""
+
+    @property
+    def block_ids(self) -> _Int32s:
+        """Every block to write, shape ``[n]``, group by group."""
+
+    @property
+    def group_offsets(self) -> _Int32s:
+        """Shape ``[groups + 1]``: group g's ids are ``block_ids[offsets[g]:offsets[g + 1]]``."""
+
+    @property
+    def partials(self) -> _Int32s:
+        """Blocks not to be written whole, shape ``[p, 3]``, sorted by position.
+
+        Rows are (position in ``block_ids``, first slot, end slot), the slots half-open and counted
+        in tokens of the group's span.
+        """
+
+    @property
+    def null_blocks_skipped(self) -> int:
+        """Null blocks inside the selected ranges."""
+
+    @property
+    def repeats_merged(self) -> int:
+        """How often a block was named that the step already writes."""
+
+    @property
+    def heads_preserved(self) -> int:
+        """Blocks that began inside a request's local prefix, whose first slots are kept."""
+
+    def group_block_ids(self, group: SupportsIndex) -> _Int32s:
+        """The blocks to write in one group.
+
+        Raises:
+            PlanError: There is no such group.
+        """
+
+    def request_block_ids(self, group: SupportsIndex, request: SupportsIndex) -> _Int32s:
+        """The blocks to write in one group for the request at that place of ``request_ids``.
+
+        Raises:
+            PlanError: There is no such group or request.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+def _restore_step_plan(
+    num_blocks: int,
+    groups: Sequence[tuple[str, int]],
+    request_ids: tuple[str, ...],
+    block_ids: bytes,
+    cell_ends: bytes,
+    partials: bytes,
+    counts: tuple[int, int, int],
+) -> StepPlan: ...
