@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from decodebench import Group, Planner
 
 BLOCK_SIZE = 16

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from decodebench import Group
 from numpy.typing import NDArray
+
+from decodebench import Group
 
 MASK = (1 << 64) - 1
 
@@ -30,8 +31,8 @@ class Plan:
 class Tensor:
     """An array whose axes are known: nothing is to be found out.
 
-    ``rows`` kernel rows make a block, ``span`` tokens long. ``token_axis`` is the axis of the slots;
-    None where the tensor is not addressed by token.
+    ``rows`` kernel rows make a block, ``span`` tokens long. ``token_axis`` is the axis of the
+    slots; None where the tensor is not addressed by token.
     """
 
     array: NDArray[Any]
@@ -121,7 +122,7 @@ def tensor_slots(tensor: Tensor) -> int:
     """Return how many slots a block of the tensor has."""
     if tensor.token_axis is None:
         return 1
-    return tensor.rows * tensor.array.shape[tensor.token_axis]
+    return tensor.rows * int(tensor.array.shape[tensor.token_axis])
 
 
 def slots_of(tensor: Tensor) -> dict[tuple[int, int], list[int]]:

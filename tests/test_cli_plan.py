@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from decodebench.cli import main
 
 # The example of the README and of the command's documentation.

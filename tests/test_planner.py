@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import decodebench
 import numpy as np
-import oracle
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import decodebench
+import oracle
 from decodebench import (
     DecodeBenchError,
     Group,
@@ -23,8 +26,6 @@ from decodebench import (
     StepPlan,
     TraceError,
 )
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 GOLDEN = Path(__file__).parent / "golden" / "plans.jsonl"
 

@@ -8,9 +8,22 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 _Int32s: TypeAlias = npt.NDArray[np.int32]
-_Table: TypeAlias = list[int] | tuple[int, ...] | Buffer
-_Tables: TypeAlias = list[_Table] | list[list[int]] | tuple[_Table, ...]
-_Request: TypeAlias = tuple[str, SupportsIndex, SupportsIndex, _Tables]
+_Int64s: TypeAlias = npt.NDArray[np.int64]
+_Table: TypeAlias = list[int] | tuple[int, ...] | npt.NDArray[np.integer[Any]] | Buffer
+_Request: TypeAlias = tuple[str, SupportsIndex, SupportsIndex, Sequence[_Table]]
+
+__all__ = [
+    "FillStep",
+    "Group",
+    "GroupFill",
+    "Ledger",
+    "Planner",
+    "Replay",
+    "StepPlan",
+    "Trace",
+    "__version__",
+    "_restore_step_plan",
+]
 
 __version__: Final[str]
 
@@ -71,7 +84,7 @@ class GroupFill:
 
     @property
     def block_ids(self) -> _Int32s:
-        """Blocks to write, in table order: entries ``[start, end)`` without null blocks. Read-only."""
+        """Blocks to write, in table order: entries ``[start, end)`` but the null ones."""
 
     @property
     def head_slot(self) -> int:
@@ -162,7 +175,7 @@ class Ledger:
     """
 
     def __new__(cls, planner: Planner) -> Ledger: ...
-    def admit(self, id: str, tables: Iterable[_Table], hits: Iterable[SupportsIndex]) -> None:
+    def admit(self, id: str, tables: Sequence[_Table], hits: Iterable[SupportsIndex]) -> None:
         """A request was admitted with these block tables.
 
         Args:
@@ -272,3 +285,167 @@ def _restore_step_plan(
     partials: bytes,
     counts: tuple[int, int, int],
 ) -> StepPlan: ...
+
+@final
+class Trace:
+    """A request trace in order of arrival. Immutable.
+
+    What was notable but no reason to refuse it stands in :attr:`notes`.
+    """
+
+    @classmethod
+    def read_mooncake(cls, path: str, limit: SupportsIndex | None = None) -> Trace:
+        """Read a Mooncake trace.
+
+        One JSON object per line: ``timestamp`` (milliseconds), ``input_length``, ``output_length``
+        (tokens), and ``hash_ids``, one per 512 tokens, each the hash of the prompt up to the end of
+        its block.
+
+        Args:
+            path: The file, plain or gzip; ``-`` reads standard input.
+            limit: Read only the first rows, at least 1.
+
+        Raises:
+            TraceError: The file cannot be read or a row is refused: file, line and reason.
+        """
+
+    @classmethod
+    def conversation(cls, seed: SupportsIndex, requests: SupportsIndex) -> Trace:
+        """Make up a trace of multi-turn conversations that share system prompts.
+
+        Args:
+            seed: In ``[0, 2**64)``; the same seed makes the same trace.
+            requests: How many, at most a million.
+
+        Raises:
+            TraceError: An argument is out of range.
+        """
+
+    def __len__(self) -> int:
+        """Number of requests."""
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens that one hash id covers."""
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens of all requests."""
+
+    @property
+    def notes(self) -> dict[str, int | float]:
+        """What was notable.
+
+        ``unhashed``: prompts without hash ids, which share nothing. ``floor_hashed``: prompts whose
+        last, partial hash block has no id. ``prefill_only``: requests without output.
+        ``out_of_order``: requests that stood after a later one and were sorted. ``shifted_ms``:
+        what was taken off every timestamp so that the first is 0.
+        """
+
+@final
+class Replay:
+    """A request trace on its way through a simulated engine, on a virtual clock.
+
+    Args:
+        trace: The requests.
+        block_size: Tokens per block.
+        num_blocks: Blocks of the pool that all groups share, the null block 0 counted.
+        groups: KV-cache groups: ``full`` or ``window:TOKENS``.
+        max_num_seqs: Most requests that run at once.
+        step_ms: Virtual milliseconds of an engine step.
+        selection: ``interval``, the planner's, or ``leading``, the first blocks of each table.
+        record_memory: Whether :meth:`advance` says what is written and where.
+
+    Raises:
+        TraceError: A setting is out of range.
+    """
+
+    def __new__(
+        cls,
+        trace: Trace,
+        *,
+        block_size: SupportsIndex,
+        num_blocks: SupportsIndex,
+        groups: Sequence[str],
+        max_num_seqs: SupportsIndex,
+        step_ms: float,
+        selection: str,
+        record_memory: bool,
+    ) -> Replay: ...
+    def advance(self, max_steps: int) -> FillStep | None:
+        """Run until something is to be written or checked, or for that many engine steps.
+
+        The GIL is released meanwhile.
+
+        Raises:
+            TraceError: The planner or its ledger refused what the engine did: a mistake in one of
+                them.
+        """
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has finished or was rejected, and everything was returned."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return the totals so far. All are deterministic but those of planning time.
+
+        ``requests`` (admitted at least once), ``rejected`` (larger than the pool), ``finished``,
+        ``admissions``, ``preemptions``, ``steps``, ``local_tokens`` and ``external_tokens`` (over
+        all admissions), ``blocks_selected`` (per group), ``null_blocks_skipped``,
+        ``heads_preserved``, ``duplicates_merged``, ``selections_refused`` (those of ``leading``
+        that the planner would not allow), ``unhashed``, ``prefill_only``, ``peak_running``,
+        ``peak_blocks``, ``virtual_seconds``; ``plan_seconds``, and per admission
+        ``plan_p50_seconds`` and ``plan_p99_seconds``.
+        """
+
+@final
+class FillStep:
+    """One engine step in which something is written or can be checked.
+
+    In this order: the engine's own writes since the last one; then the released requests may be
+    checked, whose blocks are still as they left them; then the fills; then the admitted requests
+    may be checked. The fills have the attributes of a :class:`StepPlan`.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of the block pool."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The KV-cache groups."""
+
+    @property
+    def engine_writes(self) -> list[tuple[_Int64s, _Int64s]]:
+        """Per group, the slots that the engine wrote, in order, and the admission of each.
+
+        A slot is ``block * block_size + token % block_size``.
+        """
+
+    @property
+    def released(self) -> list[tuple[int, list[_Int32s]]]:
+        """Admissions that finished or were preempted, with their block tables at the end."""
+
+    @property
+    def block_ids(self) -> _Int32s:
+        """Blocks to fill, as in :attr:`StepPlan.block_ids`."""
+
+    @property
+    def group_offsets(self) -> _Int32s:
+        """As in :attr:`StepPlan.group_offsets`."""
+
+    @property
+    def partials(self) -> _Int32s:
+        """As in :attr:`StepPlan.partials`."""
+
+    @property
+    def block_sequences(self) -> _Int64s:
+        """Beside ``block_ids``, the admission that each block is filled for."""
+
+    @property
+    def admitted(self) -> list[tuple[int, int, int, list[_Int32s]]]:
+        """Admissions of this step: number, local tokens, external tokens, block tables."""

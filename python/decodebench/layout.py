@@ -390,7 +390,7 @@ class _Tensor:
         run = self.itemsize
         left: list[_Axis] = []
         for axis in sorted((axis for axis in axes if axis.size > 1), key=lambda axis: axis.stride):
-            if not left and axis.stride == run:
+            if axis.stride == run:
                 run *= axis.size
             elif left and axis.stride == left[-1].size * left[-1].stride:
                 left[-1] = _Axis(left[-1].size * axis.size, left[-1].stride)

@@ -129,11 +129,15 @@ def batches(
     cuts = np.searchsorted(partials[:, 0], offsets).tolist()
     found: list[Batch] = []
     for group, (start, end) in enumerate(pairwise(offsets.tolist())):
-        order = np.argsort(all_ids[start:end])
+        if start == end:
+            continue
+        order = _ascending(all_ids[start:end], group, geometry.num_blocks)
         ids = all_ids[start:end][order].astype(np.intp)
-        _check_ids(ids, group, geometry.num_blocks)
-        beside = all_keys[start:end][order].astype(np.int64)
+        beside = ids if keys is None else all_keys[start:end][order].astype(np.int64)
         exact = partials[cuts[group] : cuts[group + 1]]
+        if not len(exact):
+            found.append(Batch(group, None, ids, beside))
+            continue
         windows, inverse = np.unique(exact[:, 1:], axis=0, return_inverse=True)
         window = np.zeros(end - start, np.intp)  # 0 stands for the whole block
         window[exact[:, 0] - start] = inverse.reshape(-1) + 1
@@ -143,6 +147,27 @@ def batches(
             if chosen.any():
                 found.append(Batch(group, tokens, ids[chosen], beside[chosen]))
     return found
+
+
+def _ascending(ids: NDArray[np.int32], group: int, num_blocks: int) -> NDArray[np.intp] | slice:
+    """Check the ids of a group and return the order in which they ascend."""
+    for bad in (ids.min(), ids.max()):
+        if not 0 <= bad < num_blocks:
+            raise LayoutError(f"block {bad} in group {group} is outside [0, {num_blocks})")
+    if (ids[:-1] < ids[1:]).all():
+        return slice(None)
+    if ids.size < num_blocks // 32:
+        order = np.argsort(ids)
+        repeated = (ids[order[:-1]] == ids[order[1:]]).any()
+    else:  # in linear time: looking up each block's place beats sorting hundreds of thousands
+        places = np.full(num_blocks, -1, np.intp)
+        places[ids] = np.arange(ids.size)
+        order = places[places >= 0]
+        repeated = order.size != ids.size
+    if repeated:
+        values, counts = np.unique(ids, return_counts=True)
+        raise LayoutError(f"block {values[counts > 1][0]} is selected twice in group {group}")
+    return order
 
 
 def _check(selection: Selection, geometry: Geometry) -> None:
@@ -177,18 +202,6 @@ def _check(selection: Selection, geometry: Geometry) -> None:
             f"partials[{row}] = {partials[row].tolist()} is not (position, first, end) of tokens "
             f"in one of the {ids.size} blocks, in ascending order"
         )
-
-
-def _check_ids(ids: NDArray[np.intp], group: int, num_blocks: int) -> None:
-    """Check the ascending ids of a group."""
-    if ids.size == 0:
-        return
-    for bad in (ids[0], ids[-1]):
-        if not 0 <= bad < num_blocks:
-            raise LayoutError(f"block {bad} in group {group} is outside [0, {num_blocks})")
-    repeated = np.flatnonzero(ids[1:] == ids[:-1])
-    if repeated.size:
-        raise LayoutError(f"block {ids[repeated[0]]} is selected twice in group {group}")
 
 
 def _refuse_overlaps(targets: Sequence[Target]) -> None:

@@ -43,28 +43,29 @@ class Filler:
 
     def __init__(self, layers: Sequence[Layer], pattern: Pattern) -> None:
         targets = bind(layers, pattern)
+        longest: defaultdict[int, int] = defaultdict(int)
+        for target in targets:
+            tile = id(target.tile)
+            longest[tile] = max(longest[tile], target.segment.block_bytes)
+        unrolled: dict[int, _Bytes] = {}
+        constant: defaultdict[int, list[_Constant]] = defaultdict(list)
+        tiled: defaultdict[tuple[int, int], list[_Tiled]] = defaultdict(list)
+        for target in targets:
+            group, tile, period = target.layer.group, id(target.tile), target.tile.size
+            words = target.tile.view(_word_type(target.segment))
+            if (words == words[0]).all():
+                constant[group].append(_Constant(target, words[0]))
+                continue
+            if tile not in unrolled:
+                unrolled[tile] = np.resize(target.tile, period + longest[tile])
+            tiled[group, period].append(_Tiled(target, unrolled[tile]))
         self._geometry = layers[0].planner
         self._pattern = pattern
-        self._constant: defaultdict[int, list[_Constant]] = defaultdict(list)
-        tiled: defaultdict[tuple[int, int], list[_Tiled]] = defaultdict(list)
-        tiles: dict[int, _Bytes] = {}
-        for target in targets:
-            word = _word_type(target.segment)
-            words = target.tile.view(word)
-            group, period = target.layer.group, target.tile.size
-            if (words == words[0]).all():
-                self._constant[group].append(_Constant(target, words[0]))
-                continue
-            unrolled = tiles.get(id(target.tile))
-            if unrolled is None:
-                like = [other for other in targets if other.tile is target.tile]
-                longest = max(other.segment.block_bytes for other in like)
-                unrolled = tiles[id(target.tile)] = np.resize(target.tile, period + longest)
-            tiled[group, period].append(_Tiled(target, unrolled))
-        self._tiled = {
-            key: (np.array([[writer.ordinal] for writer in writers]), writers)
+        self._constant = dict(constant)
+        self._tiled = [
+            (*key, np.array([[writer.ordinal] for writer in writers]), writers)
             for key, writers in tiled.items()
-        }
+        ]
 
     def fill(self, plan: Selection, *, keys: NDArray[np.int64] | None = None) -> int:
         """Write the pattern to the blocks of ``plan``, whole or the tokens that it names.
@@ -82,9 +83,9 @@ class Filler:
         """
         written = 0
         for batch in batches(plan, self._geometry, keys):
-            for constant in self._constant[batch.group]:
+            for constant in self._constant.get(batch.group, ()):
                 written += constant.write(batch.block_ids, batch.tokens)
-            for (group, period), (ordinals, writers) in self._tiled.items():
+            for group, period, ordinals, writers in self._tiled:
                 if group != batch.group:
                     continue
                 for start in range(0, batch.block_ids.size, _CHUNK_BLOCKS):

@@ -1,6 +1,6 @@
 """Replaying a request trace through a simulated engine, with every fill planned and checked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from decodebench._core import FillStep, Replay, Trace

@@ -1,9 +1,10 @@
 """A real KV cache for a simulated engine, and tags beside it that show what a fill did.
 
-There is one tag per token slot, addressed by the same block ids and written by the same backend from
-the same selection as the cache. A tag names the admission that filled the slot. What a tag must be
-is worked out here from the block tables alone, token by token, and compared with what the memory
-holds: neither side knows of the planner.
+There is one tag per token slot, addressed by the same block ids and written by the same backend
+from the same selection as the cache. A tag names the admission that filled the slot. What a tag
+must be is worked out here from the block tables alone, token by token, and compared with what the
+memory holds: neither side knows of the planner. Of the cache itself, the first and the last block
+of each prefix and of each fill are compared byte by byte.
 """
 
 import time
@@ -56,7 +57,8 @@ class MemoryReport:
             after the fill of the request that shares them.
         fresh_blocks_unfilled: Blocks with external tokens that did not hold their request's own
             bytes after its fill.
-        other_blocks_damaged: Blocks found damaged when their request ended or the replay did.
+        other_blocks_damaged: Blocks whose tags were found damaged when their request ended or the
+            replay did, or whose tags are right but not the bytes of the cache.
         fill_bytes: Bytes written into the KV cache, tags not counted.
         fill_seconds: Time spent writing them.
     """
@@ -127,8 +129,11 @@ class Memory:
     pattern: Pattern
     num_requests: int
     report: MemoryReport = field(default_factory=MemoryReport, init=False)
+    _caches: list[npt.NDArray[np.uint8]] = field(init=False)
+    _keys: npt.NDArray[np.int64] = field(init=False)
     _kv: Filler = field(init=False)
     _tag: Filler = field(init=False)
+    _tile: npt.NDArray[np.uint8] = field(init=False)
     _tags: npt.NDArray[np.int32] = field(init=False)
     _expected: npt.NDArray[np.int32] = field(init=False)
     _pattern: Tags = field(init=False)
@@ -139,6 +144,10 @@ class Memory:
         planner = Planner([Group("positional", self.block_size)] * self.num_groups, self.num_blocks)
         shape = (self.num_blocks, 2, self.block_size, geometry.kv_heads, geometry.head_dim)
         caches = [np.zeros(shape, geometry.dtype) for _ in range(geometry.layers)]
+        self._caches = [cache.reshape(self.num_blocks, -1).view(np.uint8) for cache in caches]
+        # The key that each block was last filled with, different for each block and admission.
+        self._keys = np.zeros(self.num_blocks, np.int64)
+        self._tile = self.pattern.tile(geometry.dtype.name)
         self._kv = Filler(
             [
                 Layer(cache, planner, group, token_axis=2, name=f"layer {index}")
@@ -171,19 +180,23 @@ class Memory:
         for _, tables in step.released:
             for table in tables:
                 self.report.other_blocks_damaged += self._damaged(table)
+        keys = step.block_sequences * self.num_blocks + step.block_ids
         start = time.perf_counter()
-        self.report.fill_bytes += self._kv.fill(step)
+        self.report.fill_bytes += self._kv.fill(step, keys=keys)
         self.report.fill_seconds += time.perf_counter() - start
         self._tag.fill(step, keys=step.block_sequences)
         for sequence, local, external, tables in step.admitted:
             for table in tables:
                 self._expect(sequence, local, external, table)
         for _, local, external, tables in step.admitted:
-            for table in tables:
+            for group, table in enumerate(tables):
                 first_fresh = local // self.block_size
                 end = -(-(local + external) // self.block_size) if external else first_fresh
-                self.report.shared_blocks_overwritten += self._damaged(table[:first_fresh])
-                self.report.fresh_blocks_unfilled += self._damaged(table[first_fresh:end])
+                prefix, fresh = table[:first_fresh], table[first_fresh:end]
+                self.report.shared_blocks_overwritten += self._damaged(prefix)
+                self.report.fresh_blocks_unfilled += self._damaged(fresh)
+                self._compare_bytes(group, prefix)
+                self._compare_bytes(group, fresh)
 
     def finish(self) -> None:
         """Check every block, the null block and those that nobody holds included."""
@@ -197,6 +210,7 @@ class Memory:
         real = blocks != _NULL_BLOCK
         blocks, slots = blocks[real], slots[real]
         self._expected[blocks, slots] = self._pattern.expected(sequence, slots)
+        self._keys[blocks] = sequence * self.num_blocks + blocks.astype(np.int64)
         if len(blocks) and real[-1]:
             self._expected[blocks[-1], slots[-1] + 1 :] = _ANYTHING
 
@@ -208,3 +222,20 @@ class Memory:
         self.report.blocks_verified += len(blocks)
         self._expected[blocks[wrong]] = held[wrong]
         return int(wrong.sum())
+
+    def _compare_bytes(self, group: int, table: _Ints) -> None:
+        """Compare the cache under the first and the last block whose tags are one admission's."""
+        blocks = table[table != _NULL_BLOCK]
+        for block in blocks[[0, -1]] if len(blocks) > 1 else blocks:
+            sequence = self._keys[block] // self.num_blocks
+            tags = self._pattern.expected(sequence, np.arange(self.block_size))
+            if (self._tags[block] != tags).any():
+                continue
+            for index, cache in enumerate(self._caches):
+                # A filler numbers its tensors in the order they were given.
+                ordinal = np.array([index * self.num_groups + group])
+                phase = self.pattern.phases(ordinal, self._keys[[block]], self._tile.size)
+                offsets = (phase + np.arange(cache.shape[1])) % self._tile.size
+                self.report.blocks_verified += 1
+                if (cache[block] != self._tile[offsets]).any():
+                    self.report.other_blocks_damaged += 1

@@ -36,8 +36,7 @@ fn assert_selects(planner: &Planner, request: &Request<'_>, expected: &[i32]) {
     let step = planner
         .plan_step(&mut Scratch::default(), std::slice::from_ref(request), None)
         .expect("a valid request");
-    let ids: Vec<i32> = step.all_block_ids().iter().map(|block| block.get()).collect();
-    assert_eq!(ids, expected);
+    assert_eq!(step.all_block_ids(), expected);
 }
 
 fn long_request(c: &mut Criterion) {
@@ -88,33 +87,38 @@ fn step(c: &mut Criterion) {
     group.sample_size(30);
     let planner = planner(1);
     let mut scratch = Scratch::default();
-    let tables: Vec<Vec<i32>> = (0..REQUESTS).map(|r| scattered(r * LONG, LONG)).collect();
-    let views: Vec<[&[i32]; 1]> = tables.iter().map(|table| [table.as_slice()]).collect();
     let ids: Vec<String> = (0..REQUESTS).map(|r| format!("request-{r}")).collect();
-    let requests: Vec<Request<'_>> = views
-        .iter()
-        .zip(&ids)
-        .map(|(tables, id)| Request { id, local: 0, external: tokens(LONG), tables })
-        .collect();
-    let step = planner.plan_step(&mut scratch, &requests, None).expect("valid requests");
-    let selected = step.all_block_ids().iter().map(|block| block.get());
-    assert!(selected.eq(tables.iter().flatten().copied()));
-    group.bench_function("plan", |b| {
-        b.iter(|| planner.plan_step(&mut scratch, black_box(&requests), None).expect("valid"));
-    });
-    let mut ledger = Ledger::new(&planner);
-    group.bench_function("admit, plan with the audit ledger, finish", |b| {
-        b.iter(|| {
-            for (id, tables) in ids.iter().zip(&views) {
-                ledger.admit(id, tables, &[0]).expect("a valid admission");
-            }
-            let step = planner.plan_step(&mut scratch, black_box(&requests), Some(&mut ledger));
-            for id in &ids {
-                ledger.finish(id).expect("a live request");
-            }
-            step.expect("valid requests")
+    for (name, table_of) in [("contiguous", contiguous as fn(_, _) -> _), ("scattered", scattered)] {
+        let tables: Vec<Vec<i32>> = (0..REQUESTS).map(|r| table_of(r * LONG, LONG)).collect();
+        let views: Vec<[&[i32]; 1]> = tables.iter().map(|table| [table.as_slice()]).collect();
+        let requests: Vec<Request<'_>> = views
+            .iter()
+            .zip(&ids)
+            .map(|(tables, id)| Request { id, local: 0, external: tokens(LONG), tables })
+            .collect();
+        let step = planner.plan_step(&mut scratch, &requests, None).expect("valid requests");
+        let selected = step.all_block_ids().iter();
+        assert!(selected.eq(tables.iter().flatten()));
+        group.bench_function(format!("plan, {name}"), |b| {
+            b.iter(|| {
+                let step = planner.plan_step(&mut scratch, black_box(&requests), None);
+                scratch.recycle(black_box(step.expect("valid")));
+            });
         });
-    });
+        let mut ledger = Ledger::new(&planner);
+        group.bench_function(format!("admit, plan with the audit ledger, finish, {name}"), |b| {
+            b.iter(|| {
+                for (id, tables) in ids.iter().zip(&views) {
+                    ledger.admit(id, tables, &[0]).expect("a valid admission");
+                }
+                let step = planner.plan_step(&mut scratch, black_box(&requests), Some(&mut ledger));
+                for id in &ids {
+                    ledger.finish(id).expect("a live request");
+                }
+                scratch.recycle(black_box(step.expect("valid")));
+            });
+        });
+    }
     group.finish();
 }
 

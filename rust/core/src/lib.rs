@@ -22,8 +22,7 @@
 //! )?;
 //! let request = Request { id: "r1", local: 32, external: 17, tables: &[&[1, 2, 3, 4], &[9]] };
 //! let step = planner.plan_step(&mut Scratch::default(), &[request], None)?;
-//! let ids: Vec<i32> = step.block_ids(0).iter().map(|block| block.get()).collect();
-//! assert_eq!(ids, [3, 4]);
+//! assert_eq!(step.block_ids(0), [3, 4]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]

@@ -35,6 +35,9 @@ impl Marks {
     }
 }
 
+/// Ids are looked at in runs of so many.
+const RUN: usize = 32;
+
 impl Marked<'_> {
     #[inline]
     pub(crate) fn contains(&self, block: BlockId) -> bool {
@@ -47,15 +50,48 @@ impl Marked<'_> {
         blocks.fold(false, |any, block| any | self.contains(block))
     }
 
-    /// Marks `blocks`; returns whether one of them was marked already.
-    #[inline]
-    pub(crate) fn insert_all(&mut self, blocks: impl Iterator<Item = BlockId>) -> bool {
+    /// Marks blocks of the pool; returns whether one of them was marked already.
+    pub(crate) fn insert_all(&mut self, block_ids: &[i32]) -> bool {
         let mut any = false;
-        for block in blocks {
-            let stamp = &mut self.stamps[block.index()];
+        let (runs, rest) = block_ids.as_chunks::<RUN>();
+        for run in runs {
+            // A fresh pool hands out ascending ids: their marks are one piece of memory.
+            let first = run[0].cast_unsigned() as usize;
+            any |= match self.stamps.get_mut(first..first + RUN) {
+                Some(stamps) if ascends(run) => mark_run(stamps, self.current),
+                _ => self.insert_each(run),
+            };
+        }
+        any | self.insert_each(rest)
+    }
+
+    #[inline]
+    fn insert_each(&mut self, block_ids: &[i32]) -> bool {
+        let mut any = false;
+        for id in block_ids {
+            let stamp = &mut self.stamps[id.cast_unsigned() as usize];
             any |= *stamp == self.current;
             *stamp = self.current;
         }
         any
     }
+}
+
+/// Whether the ids are consecutive. Looks at all of them, without a branch for each.
+#[inline]
+fn ascends(run: &[i32; RUN]) -> bool {
+    let mut next = run[0];
+    let mut differing = 0;
+    for id in run {
+        differing |= id ^ next;
+        next = next.wrapping_add(1);
+    }
+    differing == 0
+}
+
+#[inline]
+fn mark_run(stamps: &mut [u8], current: u8) -> bool {
+    let any = stamps.iter().fold(false, |any, &stamp| any | (stamp == current));
+    stamps.fill(current);
+    any
 }

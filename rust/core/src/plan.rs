@@ -76,11 +76,11 @@ impl<'t> GroupFill<'t> {
     }
 
     /// Appends the blocks to write to `ids`.
-    pub(crate) fn append_to(&self, ids: &mut Vec<BlockId>) {
+    pub(crate) fn append_to(&self, ids: &mut Vec<i32>) {
         if self.null_blocks == 0 {
-            ids.extend(self.entries.iter().map(|&raw| BlockId::surveyed(raw)));
+            ids.extend_from_slice(self.entries);
         } else {
-            ids.extend(self.block_ids());
+            ids.extend(self.block_ids().map(BlockId::get));
         }
     }
 
@@ -272,8 +272,11 @@ fn check_prefix(
         return Ok(());
     }
     let mut selected = marks.start(pool);
+    let mut block_ids = Vec::new();
     for fill in fills {
-        selected.insert_all(fill.block_ids());
+        block_ids.clear();
+        fill.append_to(&mut block_ids);
+        selected.insert_all(&block_ids);
     }
     for ((&group, table), fill) in groups.iter().zip(tables).zip(fills) {
         let prefix = &table[..prefix_len(group).min(table.len())];

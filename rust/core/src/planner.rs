@@ -9,9 +9,9 @@ use crate::interval::TokenInterval;
 use crate::ledger::Ledger;
 use crate::marks::Marks;
 use crate::plan::FillPlan;
-use crate::pool::{BlockId, Pool};
+use crate::pool::Pool;
 use crate::range::BlockRange;
-use crate::step::StepPlan;
+use crate::step::{StepMerge, StepPlan};
 
 /// One request of a scheduler step.
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +39,9 @@ pub struct PlannerOptions {
 /// Working memory of planning, to be kept between calls. One per thread; any planner may use it.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    pub(crate) prefix: Marks,
-    pub(crate) step: Marks,
-    pub(crate) spare: Vec<BlockId>,
+    prefix: Marks,
+    step: Marks,
+    spare: Vec<i32>,
 }
 
 impl Scratch {
@@ -104,9 +104,16 @@ impl Planner {
         scratch: &mut Scratch,
         request: &Request<'t>,
     ) -> Result<FillPlan<'t>, PlanError> {
+        self.plan_with(&mut scratch.prefix, request)
+    }
+
+    fn plan_with<'t>(
+        &self,
+        marks: &mut Marks,
+        request: &Request<'t>,
+    ) -> Result<FillPlan<'t>, PlanError> {
         let interval = TokenInterval::new(request.local, request.external)?;
         let range_of = |_, group: Group, table_len| group.select(interval, table_len);
-        let marks = &mut scratch.prefix;
         FillPlan::new(self.pool, &self.groups, marks, interval, request.tables, range_of)
     }
 
@@ -154,19 +161,19 @@ impl Planner {
             return Err(Refusal { request, error: PlanError::ForeignLedger });
         }
         let mut seen = HashSet::new();
-        let mut fills = Vec::with_capacity(requests.len());
+        let Scratch { prefix, step, spare } = scratch;
+        let mut merge = StepMerge::new(self, step, std::mem::take(spare), requests.len());
         for (index, request) in requests.iter().enumerate() {
             if requests.len() > 1 && !seen.insert(request.id) {
                 return Err(refusal(index, PlanError::AlreadyFilled));
             }
-            let fill = self.plan(scratch, request).map_err(|error| refusal(index, error))?;
+            let fill = self.plan_with(prefix, request).map_err(|error| refusal(index, error))?;
             if let Some(ledger) = &ledger {
                 ledger.check(request.id, &fill).map_err(|error| refusal(index, error))?;
             }
-            fills.push(fill);
+            merge.add(fill);
         }
-        let step =
-            StepPlan::merge(self, scratch, &fills).map_err(|(index, error)| refusal(index, error))?;
+        let step = merge.finish().map_err(|(index, error)| refusal(index, error))?;
         if let Some(ledger) = ledger {
             for request in requests {
                 ledger.set_filled(request.id);

@@ -17,11 +17,6 @@ impl BlockId {
         self.0
     }
 
-    /// An entry of a table that [`Pool::survey`] found to hold nothing but blocks.
-    pub(crate) fn surveyed(raw: i32) -> Self {
-        Self(raw)
-    }
-
     pub(crate) fn index(self) -> usize {
         self.0.cast_unsigned() as usize
     }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::PlanError;
+use crate::error::{PlanError, Site};
 use crate::group::Group;
-use crate::marks::Marked;
-use crate::plan::{FillPlan, GroupFill};
-use crate::planner::{Planner, PlannerOptions, Scratch};
+use crate::marks::{Marked, Marks};
+use crate::plan::FillPlan;
+use crate::planner::{Planner, PlannerOptions};
 use crate::pool::{BlockId, Pool};
 
 /// A block of a step that is not to be written whole.
@@ -29,7 +29,8 @@ pub struct Partial {
 pub struct StepPlan {
     groups: Arc<[Group]>,
     num_requests: usize,
-    block_ids: Vec<BlockId>,
+    /// Every one in the pool and not null.
+    block_ids: Vec<i32>,
     /// End of cell `group * num_requests + request`, after a leading 0.
     cell_ends: Vec<usize>,
     partials: Vec<Partial>,
@@ -39,41 +40,7 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Merges checked fills; the index of the fill stands beside an error.
-    pub(crate) fn merge(
-        planner: &Planner,
-        scratch: &mut Scratch,
-        fills: &[FillPlan<'_>],
-    ) -> Result<Self, (usize, PlanError)> {
-        let groups = planner.shared_groups();
-        let blocks = || fills.iter().flat_map(FillPlan::groups);
-        let mut block_ids = std::mem::take(&mut scratch.spare);
-        block_ids.clear();
-        block_ids.reserve(blocks().map(GroupFill::len).sum());
-        let mut cell_ends = Vec::with_capacity(groups.len() * fills.len() + 1);
-        cell_ends.push(0);
-        let mut merged = Merged { block_ids, cell_ends, partials: Vec::new() };
-        let exact_tail = planner.options().exact_tail;
-        let mut taken = scratch.step.start(planner.pool());
-        let repeats_merged = if merged.add_distinct(exact_tail, &mut taken, groups.len(), fills) {
-            0
-        } else {
-            merged.add_repeating(planner.options(), groups.len(), fills)?
-        };
-        let heads = blocks().filter(|fill| fill.head_slot() > 0 && fill.first().is_some());
-        Ok(Self {
-            groups,
-            num_requests: fills.len(),
-            null_blocks_skipped: blocks().map(|fill| fill.null_blocks() as u64).sum(),
-            repeats_merged,
-            heads_preserved: heads.count() as u64,
-            block_ids: merged.block_ids,
-            cell_ends: merged.cell_ends,
-            partials: merged.partials,
-        })
-    }
-
-    pub(crate) fn into_block_ids(self) -> Vec<BlockId> {
+    pub(crate) fn into_block_ids(self) -> Vec<i32> {
         self.block_ids
     }
 
@@ -133,7 +100,7 @@ impl StepPlan {
 
     /// Every block to write, group by group.
     #[must_use]
-    pub fn all_block_ids(&self) -> &[BlockId] {
+    pub fn all_block_ids(&self) -> &[i32] {
         &self.block_ids
     }
 
@@ -146,7 +113,7 @@ impl StepPlan {
 
     /// The blocks to write in `group`; none for a group that does not exist.
     #[must_use]
-    pub fn block_ids(&self, group: usize) -> &[BlockId] {
+    pub fn block_ids(&self, group: usize) -> &[i32] {
         let bounds = group.checked_mul(self.num_requests).and_then(|first| {
             let last = first.checked_add(self.num_requests)?;
             Some((*self.cell_ends.get(first)?, *self.cell_ends.get(last)?))
@@ -179,76 +146,131 @@ impl StepPlan {
     }
 }
 
-/// The flat arrays of a step in the making, group by group and request by request.
-struct Merged {
-    block_ids: Vec<BlockId>,
-    cell_ends: Vec<usize>,
+/// A step in the making: it is told of one request's fill after the other, while the table is still in the
+/// processor's cache.
+pub(crate) struct StepMerge<'m, 't> {
+    planner: &'m Planner,
+    fills: Vec<FillPlan<'t>>,
+    /// The blocks of all fills so far, and whether one of them was named twice.
+    taken: Marked<'m>,
+    repeats: bool,
+    /// The usual case, in which none is: one column per group.
+    columns: Vec<Column>,
+}
+
+/// The blocks of one group, request by request.
+#[derive(Default)]
+struct Column {
+    block_ids: Vec<i32>,
+    ends: Vec<usize>,
+    /// Positions count from the start of the column.
     partials: Vec<Partial>,
 }
 
-impl Merged {
-    /// The usual case, in which no block is named twice. Returns whether that was so; if not, what was
-    /// added is of no use.
-    fn add_distinct(
-        &mut self,
-        exact_tail: bool,
-        taken: &mut Marked<'_>,
-        num_groups: usize,
-        fills: &[FillPlan<'_>],
-    ) -> bool {
-        for group in 0..num_groups {
-            for fill in fills {
-                let fill = &fill.groups()[group];
-                let start = self.block_ids.len();
-                fill.append_to(&mut self.block_ids);
-                let added = &self.block_ids[start..];
-                if taken.insert_all(added.iter().copied()) {
-                    return false;
-                }
-                for (is_first, slots) in fill.partial_writes(exact_tail) {
-                    let position = if is_first { start } else { self.block_ids.len() - 1 };
-                    self.partials.push(Partial { position, slots });
-                }
-                self.cell_ends.push(self.block_ids.len());
-            }
+impl<'m, 't> StepMerge<'m, 't> {
+    /// A step of `num_requests` requests, which may use the memory of `spare`.
+    pub(crate) fn new(
+        planner: &'m Planner,
+        marks: &'m mut Marks,
+        mut spare: Vec<i32>,
+        num_requests: usize,
+    ) -> Self {
+        spare.clear();
+        let mut columns: Vec<Column> = planner.groups().iter().map(|_| Column::default()).collect();
+        columns[0].block_ids = spare;
+        Self {
+            planner,
+            fills: Vec::with_capacity(num_requests),
+            taken: marks.start(planner.pool()),
+            repeats: false,
+            columns,
         }
-        true
+    }
+
+    /// Adds the next request.
+    pub(crate) fn add(&mut self, fill: FillPlan<'t>) {
+        let exact_tail = self.planner.options().exact_tail;
+        for (fill, column) in fill.groups().iter().zip(&mut self.columns) {
+            let start = column.block_ids.len();
+            fill.append_to(&mut column.block_ids);
+            self.repeats |= self.taken.insert_all(&column.block_ids[start..]);
+            let end = column.block_ids.len();
+            for (is_first, slots) in fill.partial_writes(exact_tail) {
+                let position = if is_first { start } else { end - 1 };
+                column.partials.push(Partial { position, slots });
+            }
+            column.ends.push(end);
+        }
+        self.fills.push(fill);
+    }
+
+    /// The step, or the request that broke invariant 5.
+    pub(crate) fn finish(mut self) -> Result<StepPlan, (usize, PlanError)> {
+        let mut repeats_merged = 0;
+        if self.repeats {
+            (self.columns, repeats_merged) = self.merge_repeats()?;
+        }
+        let groups = self.planner.shared_groups();
+        let blocks = || self.fills.iter().flat_map(FillPlan::groups);
+        let heads = blocks().filter(|fill| fill.head_slot() > 0 && fill.first().is_some());
+        let (heads_preserved, null_blocks_skipped) =
+            (heads.count() as u64, blocks().map(|fill| fill.null_blocks() as u64).sum());
+        let mut cell_ends = Vec::with_capacity(groups.len() * self.fills.len() + 1);
+        cell_ends.push(0);
+        let mut columns = self.columns.into_iter();
+        let first = columns.next().unwrap_or_default();
+        let (mut block_ids, mut partials) = (first.block_ids, first.partials);
+        cell_ends.extend(first.ends);
+        for column in columns {
+            let start = block_ids.len();
+            block_ids.extend(column.block_ids);
+            cell_ends.extend(column.ends.iter().map(|end| start + end));
+            partials.extend(
+                column
+                    .partials
+                    .into_iter()
+                    .map(|partial| Partial { position: start + partial.position, ..partial }),
+            );
+        }
+        Ok(StepPlan {
+            groups,
+            num_requests: self.fills.len(),
+            block_ids,
+            cell_ends,
+            partials,
+            null_blocks_skipped,
+            repeats_merged,
+            heads_preserved,
+        })
     }
 
     /// The rare case: a block is written once, where it was named first, in the union of the slots.
-    /// Returns how many repeats there were, or the fill that broke invariant 5.
-    fn add_repeating(
-        &mut self,
-        options: PlannerOptions,
-        num_groups: usize,
-        fills: &[FillPlan<'_>],
-    ) -> Result<u64, (usize, PlanError)> {
-        self.block_ids.clear();
-        self.cell_ends.truncate(1);
-        self.partials.clear();
+    /// Returns the columns and how many repeats there were.
+    fn merge_repeats(&self) -> Result<(Vec<Column>, u64), (usize, PlanError)> {
+        let PlannerOptions { strict, exact_tail } = self.planner.options();
+        let mut columns = Vec::new();
         let mut repeats = 0;
         let mut taken: HashMap<BlockId, (usize, usize)> = HashMap::new();
-        let mut partials: BTreeMap<usize, Range<u32>> = BTreeMap::new();
-        for group in 0..num_groups {
-            for (request, fill) in fills.iter().enumerate() {
+        for group in 0..self.columns.len() {
+            let mut column = Column::default();
+            let mut partials: BTreeMap<usize, Range<u32>> = BTreeMap::new();
+            for (request, fill) in self.fills.iter().enumerate() {
                 let fill = &fill.groups()[group];
-                let site = fill.site();
-                for (block, slots) in fill.writes(options.exact_tail) {
-                    let id = block.get();
+                let refuse = |error: fn(Site, i32, usize) -> PlanError, block: BlockId, other| {
+                    Err((request, error(fill.site(), block.get(), other)))
+                };
+                for (block, slots) in fill.writes(exact_tail) {
                     match taken.get(&block) {
                         None => {
-                            let position = self.block_ids.len();
+                            let position = column.block_ids.len();
                             taken.insert(block, (group, position));
                             partials.extend(slots.map(|slots| (position, slots)));
-                            self.block_ids.push(block);
+                            column.block_ids.push(block.get());
                         }
                         Some(&(other, _)) if other != group => {
-                            let error = PlanError::BlockInTwoGroups { site, block: id, other };
-                            return Err((request, error));
+                            return refuse(in_two_groups, block, other);
                         }
-                        Some(_) if options.strict => {
-                            return Err((request, PlanError::BlockRepeated { site, block: id }));
-                        }
+                        Some(_) if strict => return refuse(repeated, block, group),
                         Some((_, position)) => {
                             repeats += 1;
                             match (slots, partials.get_mut(position)) {
@@ -256,8 +278,7 @@ impl Merged {
                                 (Some(more), Some(slots))
                                     if more.start > slots.end || slots.start > more.end =>
                                 {
-                                    let error = PlanError::BlockRepeated { site, block: id };
-                                    return Err((request, error));
+                                    return refuse(repeated, block, group);
                                 }
                                 (Some(more), Some(slots)) => {
                                     *slots = slots.start.min(more.start)..slots.end.max(more.end);
@@ -268,11 +289,20 @@ impl Merged {
                         }
                     }
                 }
-                self.cell_ends.push(self.block_ids.len());
+                column.ends.push(column.block_ids.len());
             }
+            let partials = partials.into_iter();
+            column.partials = partials.map(|(position, slots)| Partial { position, slots }).collect();
+            columns.push(column);
         }
-        let partials = partials.into_iter();
-        self.partials.extend(partials.map(|(position, slots)| Partial { position, slots }));
-        Ok(repeats)
+        Ok((columns, repeats))
     }
+}
+
+fn in_two_groups(site: Site, block: i32, other: usize) -> PlanError {
+    PlanError::BlockInTwoGroups { site, block, other }
+}
+
+fn repeated(site: Site, block: i32, _: usize) -> PlanError {
+    PlanError::BlockRepeated { site, block }
 }

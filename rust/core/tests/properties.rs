@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use decodebench_core::{BlockId, Group, Planner, PlannerOptions, Pool, Request, Scratch, StepPlan};
+use decodebench_core::{Group, Planner, PlannerOptions, Pool, Request, Scratch, StepPlan};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -78,7 +78,7 @@ fn written(span: u32, groups: usize, plan: &StepPlan) -> BTreeMap<(usize, i32), 
         slots[partial.position] = partial.slots.clone().map(u64::from).collect();
     }
     let ids = (0..groups).flat_map(|group| plan.block_ids(group).iter().map(move |id| (group, id)));
-    ids.map(|(group, id)| (group, id.get())).zip(slots).collect()
+    ids.map(|(group, id)| (group, *id)).zip(slots).collect()
 }
 
 proptest! {
@@ -131,7 +131,7 @@ proptest! {
             .sum();
         let selected = plan.all_block_ids().len() as u64;
         prop_assert_eq!(selected + plan.repeats_merged(), named as u64);
-        let distinct: BTreeSet<BlockId> = plan.all_block_ids().iter().copied().collect();
+        let distinct: BTreeSet<i32> = plan.all_block_ids().iter().copied().collect();
         prop_assert_eq!(distinct.len() as u64, selected);
         prop_assert_eq!(plan.cell_ends().len(), groups * facts.len() + 1);
 
@@ -148,7 +148,7 @@ proptest! {
                 .collect();
             StepPlan::check_parts(NUM_BLOCKS, plan.groups(), facts.len(), ids.into_iter(), &ends, &rows)
         };
-        let ids: Vec<i32> = plan.all_block_ids().iter().map(|id| id.get()).collect();
+        let ids: Vec<i32> = plan.all_block_ids().to_vec();
         prop_assert_eq!(parts(ids.clone()), Ok(()));
         prop_assert!(parts(ids.iter().copied().chain([1]).collect()).is_err());
         if !ids.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use decodebench_core as core;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::error::{bad_argument, broken_rule, refused};
 use crate::group::{group_tuple, groups_of};
@@ -130,7 +130,7 @@ impl Planner {
         };
         let py = request.py();
         self.with_requests(py, std::iter::once(Ok(request.clone())), plan, |_, _, fills| {
-            fills.into_iter().map(|fill| GroupFill::new(py, fill)).collect()
+            Ok(fills.into_iter().map(|fill| GroupFill::new(py, fill)).collect())
         })
     }
 
@@ -207,12 +207,13 @@ fn facts_of<'py>(
             unsigned(value, u64::MAX).map_err(|why| bad(format!("{name} {why}")))
         };
         let (local, external) = (tokens("local", &local)?, tokens("external", &external)?);
-        if !request_tables.is_instance_of::<PyList>() && !request_tables.is_instance_of::<PyTuple>() {
-            let got = type_name(&request_tables);
-            return Err(bad(format!("tables must be a list or a tuple of block tables, not {got}")));
+        let not_tables =
+            || bad(format!("tables must be a sequence of tables, not {}", type_name(&request_tables)));
+        if request_tables.is_instance_of::<PyString>() {
+            return Err(not_tables());
         }
         let mut actual = 0;
-        for table in request_tables.try_iter()? {
+        for table in request_tables.try_iter().map_err(|_| not_tables())? {
             tables.push(&table?).map_err(|why| bad(format!("table {actual} {why}")))?;
             actual += 1;
         }
@@ -252,9 +253,9 @@ pub(crate) struct GroupFill {
 }
 
 impl GroupFill {
-    fn new(py: Python<'_>, facts: GroupFacts) -> PyResult<Self> {
-        let block_ids = int32_bytes(py, facts.block_ids.iter().copied())?;
-        Ok(Self { facts, block_ids })
+    fn new(py: Python<'_>, facts: GroupFacts) -> Self {
+        let block_ids = int32_bytes(py, &facts.block_ids);
+        Self { facts, block_ids }
     }
 }
 

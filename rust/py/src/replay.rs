@@ -157,7 +157,7 @@ impl FillStep {
                 std::iter::repeat_n(sequence, ends[1] - ends[0])
             })
             .collect();
-        let array = |numbers: &[i32]| int32_array(py, &int32_bytes(py, numbers.iter().copied())?);
+        let array = |numbers: &[i32]| int32_array(py, &int32_bytes(py, numbers));
         Ok(Self {
             num_blocks: planner.pool().num_blocks(),
             groups: group_tuple(py, planner.groups())?.unbind(),
@@ -185,7 +185,7 @@ impl Flat {
         let (mut block_ids, mut cell_ends, mut partials) = (Vec::new(), vec![0], Vec::new());
         match fills {
             sim::Fills::Interval(plan) => {
-                block_ids.extend(plan.all_block_ids().iter().map(|block| block.get()));
+                block_ids.extend_from_slice(plan.all_block_ids());
                 cell_ends = plan.cell_ends().to_vec();
                 partials.extend(plan.partials().iter().flat_map(|partial| {
                     [
@@ -217,7 +217,7 @@ fn int32(number: usize) -> i32 {
 fn tables<'py>(py: Python<'py>, tables: &[Vec<i32>]) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     for table in tables {
-        list.append(int32_array(py, &int32_bytes(py, table.iter().copied())?)?)?;
+        list.append(int32_array(py, &int32_bytes(py, table))?)?;
     }
     Ok(list)
 }

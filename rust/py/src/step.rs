@@ -36,6 +36,7 @@ impl StepPlan {
         request_ids: Bound<'_, PyTuple>,
     ) -> PyResult<Self> {
         let ends = plan.cell_ends().iter().map(|&end| i32::try_from(end).unwrap_or(i32::MAX));
+        let ends: Vec<i32> = ends.collect();
         let partials = plan.partials().iter().flat_map(|partial| {
             [partial.position, partial.slots.start as usize, partial.slots.end as usize]
                 .map(|number| i32::try_from(number).unwrap_or(i32::MAX))
@@ -45,9 +46,9 @@ impl StepPlan {
             num_blocks: planner.pool().num_blocks(),
             groups: group_tuple(py, plan.groups())?.unbind(),
             request_ids: request_ids.unbind(),
-            block_ids: int32_bytes(py, plan.all_block_ids().iter().map(|block| block.get()))?,
-            cell_ends: int32_bytes(py, ends)?,
-            partials: int32_bytes(py, partials.into_iter())?,
+            block_ids: int32_bytes(py, plan.all_block_ids()),
+            cell_ends: int32_bytes(py, &ends),
+            partials: int32_bytes(py, &partials),
             counts: (plan.null_blocks_skipped(), plan.repeats_merged(), plan.heads_preserved()),
         })
     }
@@ -121,7 +122,7 @@ impl StepPlan {
         let num_groups = self.groups.bind(py).len();
         let offsets = (0..=num_groups).map(|group| ends.get(group * requests).copied().unwrap_or(0));
         let offsets: Vec<i32> = offsets.collect();
-        int32_array(py, &int32_bytes(py, offsets.into_iter())?)
+        int32_array(py, &int32_bytes(py, &offsets))
     }
 
     #[getter]
@@ -267,13 +268,7 @@ pub(crate) fn int32_array<'py>(py: Python<'py>, bytes: &Py<PyBytes>) -> PyResult
 
 /// A read-only NumPy int64 array of `numbers`.
 pub(crate) fn int64_array<'py>(py: Python<'py>, numbers: &[i64]) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = PyBytes::new_with(py, 8 * numbers.len(), |buffer| {
-        for (bytes, number) in buffer.chunks_exact_mut(8).zip(numbers) {
-            bytes.copy_from_slice(&number.to_ne_bytes());
-        }
-        Ok(())
-    })?;
-    from_buffer(py, &bytes, "int64")
+    from_buffer(py, &PyBytes::new(py, bytemuck::cast_slice(numbers)), "int64")
 }
 
 fn from_buffer<'py>(
@@ -286,18 +281,8 @@ fn from_buffer<'py>(
 }
 
 /// `numbers` as native int32.
-pub(crate) fn int32_bytes(
-    py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = i32>,
-) -> PyResult<Py<PyBytes>> {
-    let len = 4 * numbers.len();
-    let fill = |buffer: &mut [u8]| {
-        for (bytes, number) in buffer.chunks_exact_mut(4).zip(numbers) {
-            bytes.copy_from_slice(&number.to_ne_bytes());
-        }
-        Ok(())
-    };
-    Ok(PyBytes::new_with(py, len, fill)?.unbind())
+pub(crate) fn int32_bytes(py: Python<'_>, numbers: &[i32]) -> Py<PyBytes> {
+    PyBytes::new(py, bytemuck::cast_slice(numbers)).unbind()
 }
 
 fn int32_of(bytes: &[u8]) -> impl ExactSizeIterator<Item = i32> {

@@ -40,7 +40,7 @@ impl Trace {
             match File::open(path) {
                 Ok(file) => read(file, path, options),
                 Err(source) => {
-                    let error = sim::TraceError::Open { file: path.to_owned(), source };
+                    let error = sim::TraceError::open(path, source);
                     Err(Python::attach(|py| trace_error(py, error.to_string())))
                 }
             }

@@ -8,10 +8,10 @@ use crate::trace::{Row, Trace, TraceBuilder, ns_of_ms};
 const HASH_BLOCK: u32 = 16;
 
 /// Length in tokens of each tenant's system prompt. One does not end with a block.
-const SYSTEM_PROMPTS: [u32; 4] = [64, 500, 1024, 2048];
+const SYSTEM_PROMPTS: [u32; 4] = [64, 500, 2048, 6144];
 
 /// Longest prompt after which a conversation is over, in tokens.
-const LONGEST: u32 = 12_000;
+const LONGEST: u32 = 16_000;
 
 const MEAN_GAP_MS: f64 = 45.0;
 

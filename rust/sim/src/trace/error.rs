@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::MAX_TOKENS;
+use super::{MAX_TOKENS, one_line};
 
 /// A trace that cannot be read. Displays as one line, `FILE:LINE: reason`.
 #[derive(Debug, Error)]
@@ -41,6 +41,14 @@ pub enum TraceError {
         /// Name of the file.
         file: String,
     },
+}
+
+impl TraceError {
+    /// The file `name` cannot be opened.
+    #[must_use]
+    pub fn open(name: &str, source: io::Error) -> Self {
+        Self::Open { file: one_line(name), source }
+    }
 }
 
 /// What is wrong with one row of a trace.

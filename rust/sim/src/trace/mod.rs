@@ -101,7 +101,7 @@ impl Trace {
         let name = path.display().to_string();
         match File::open(path) {
             Ok(file) => Self::parse_mooncake(file, &name, options),
-            Err(source) => Err(TraceError::Open { file: one_line(&name), source }),
+            Err(source) => Err(TraceError::open(&name, source)),
         }
     }
 

@@ -118,7 +118,7 @@ impl Memory {
                     plan.partials().iter().map(|part| (part.position, part.slots.clone())).collect();
                 for (cell, ends) in plan.cell_ends().windows(2).enumerate() {
                     for position in ends[0]..ends[1] {
-                        let block = plan.all_block_ids()[position].get();
+                        let block = plan.all_block_ids()[position];
                         let part = parts.remove(&position).map(|p| p.start as usize..p.end as usize);
                         let part = part.unwrap_or(0..self.block_size);
                         self.write(block, part, sequences[cell % sequences.len()]);
