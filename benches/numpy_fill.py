@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodebench import Group, Planner, StepPlan
-from decodebench.fill.numpy import Filler
+from decodebench.fill import Filler
 from decodebench.layout import Layer
 from decodebench.pattern import Constant, Normal, Pattern
 

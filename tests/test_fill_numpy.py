@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from decodebench import Group, LayoutError, PatternError, Planner
 from decodebench.dtypes import ENCODINGS
-from decodebench.fill.numpy import Filler
+from decodebench.fill import Filler
 from decodebench.layout import Layer
 from decodebench.pattern import Constant, Normal
 from fill_oracle import Tensor, filled, plan_of

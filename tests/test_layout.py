@@ -150,6 +150,21 @@ LAYOUTS = {
             )
         ],
     ),
+    "planes that do not merge": (
+        zeros(3, 3, B, H + 1, N, D)[:, :2, :, :H],
+        [
+            one(
+                (3 * i + j) * B * (H + 1) * N * 16,
+                block=(H + 1) * N * 16,
+                planes=(H, N * 16, (2 * i + j) * H),
+                slots=(N, 16),
+                bytes=16,
+                run=DENSE,
+            )
+            for i in range(3)
+            for j in range(2)
+        ],
+    ),
     "padded blocks": (
         zeros(B, N + 1, 9)[:, :N],
         [one(block=(N + 1) * 18, slots=(N, 18), bytes=18, run=DENSE)],

@@ -222,8 +222,8 @@ def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     mantissa, exponent = np.frexp(x)
     small = mantissa < 0.7071067811865476
     mantissa = np.where(small, mantissa * 2.0, mantissa)
-    s = (mantissa - 1.0) / (mantissa + 1.0)  # |s| < 0.172: s**25 / 25 is below half a last bit
-    series = _polynomial(s * s, tuple(1.0 / k for k in range(25, 0, -2)))
+    s = (mantissa - 1.0) / (mantissa + 1.0)  # |s| < 0.172: s**22 / 23 is far below a last bit
+    series = _polynomial(s * s, tuple(1.0 / k for k in range(21, 0, -2)))
     return (exponent - small) * 0.6931471805599453 + 2.0 * s * series
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decodebench.fill import Selection, Target, batches, bind
+from decodebench.fill.common import Selection, Target, batches, bind
 from decodebench.layout import Layer, Segment
 from decodebench.pattern import Pattern
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from decodebench import Group, Planner
 from decodebench._core import FillStep
-from decodebench.fill.numpy import Filler
+from decodebench.fill import Filler
 from decodebench.layout import Layer
 from decodebench.pattern import Pattern
 
