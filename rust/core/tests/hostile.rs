@@ -129,8 +129,18 @@ fn a_wrong_selection_is_caught() {
     assert_eq!(check(1, 1), Err("token_uncovered"));
     assert_eq!(check(1, 4), Err("block_beyond_interval"));
     assert_eq!(check(1, 5), Err("range_outside_table"));
+    let narrow = one_token_short();
+    assert_eq!(narrow, Err("token_uncovered"), "one token short, where a block is one token");
     let nothing = planner.check(&mut Scratch::default(), &request("r", 20, 21, &tables), &[]);
     assert_eq!(nothing.expect_err("no range").kind(), "token_uncovered");
+}
+
+/// One block for two tokens, at one token a block.
+fn one_token_short() -> Result<(), &'static str> {
+    let request = request("r", 0, 2, &[&[1, 2]]);
+    let plan = planner(&[positional(1)], STRICT);
+    let plan = plan.check(&mut Scratch::default(), &request, &[BlockRange::new(0, 1)]);
+    plan.map(|_| ()).map_err(|error| error.kind())
 }
 
 #[test]
@@ -277,13 +287,35 @@ fn a_ledger_belongs_to_its_planner() {
 }
 
 #[test]
+fn invariant_5_a_repeat_is_noticed_wherever_it_stands() {
+    let pool = Pool::new(1_000, Some(0)).expect("a pool");
+    let planner = Planner::new(pool, vec![positional(16)], STRICT).expect("a planner");
+    let mut scratch = Scratch::default();
+    let ascending: Vec<i32> = (101..=200).collect();
+    let descending: Vec<i32> = ascending.iter().rev().copied().collect();
+    let scattered: Vec<i32> = (0..100).map(|i| 101 + i * 37 % 100).collect();
+    for table in [&ascending, &descending, &scattered] {
+        for &block in table {
+            for (other, repeats) in [(block, true), (block + 100, false), (block - 100, false)] {
+                let other = [other];
+                let tables: [[&[i32]; 1]; 2] = [[table], [&other]];
+                let requests = [request("a", 0, 1_600, &tables[0]), request("b", 0, 16, &tables[1])];
+                let step = planner.plan_step(&mut scratch, &requests, None);
+                assert_eq!(step.is_err(), repeats, "{other:?} after {table:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn marks_of_earlier_steps_are_forgotten() {
     let planner = planner(&[positional(16)], STRICT);
     let mut scratch = Scratch::default();
-    let tables: [&[i32]; 1] = [&[1, 2, 3]];
-    for _ in 0..1_000 {
+    // Marks are numbered by the use in a byte: a block that rests for 255 uses meets its number again.
+    for round in 0..2_000 {
+        let table: &[i32] = if round % 255 == 0 { &[1, 2, 3] } else { &[4, 5, 6] };
         planner
-            .plan_step(&mut scratch, &[request("r", 16, 32, &tables)], None)
-            .expect("the same blocks as in the step before");
+            .plan_step(&mut scratch, &[request("r", 16, 32, &[table])], None)
+            .expect("blocks of earlier steps");
     }
 }
