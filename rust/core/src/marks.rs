@@ -39,15 +39,14 @@ impl Marks {
 const RUN: usize = 32;
 
 impl Marked<'_> {
-    #[inline]
     pub(crate) fn contains(&self, block: BlockId) -> bool {
         self.stamps[block.index()] == self.current
     }
 
-    /// Whether one of `blocks` is marked. Looks at all of them: it is meant for the case that none is.
-    #[inline]
-    pub(crate) fn contains_any(&self, blocks: impl Iterator<Item = BlockId>) -> bool {
-        blocks.fold(false, |any, block| any | self.contains(block))
+    /// Whether one of the blocks is marked. Looks at all of them: it is meant for the case that none is.
+    pub(crate) fn meets(&self, block_ids: &[i32]) -> bool {
+        let stamp = |id: &i32| self.stamps[id.cast_unsigned() as usize];
+        block_ids.iter().fold(false, |any, id| any | (stamp(id) == self.current))
     }
 
     /// Marks blocks of the pool; returns whether one of them was marked already.

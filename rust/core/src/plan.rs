@@ -272,20 +272,19 @@ fn check_prefix(
         return Ok(());
     }
     let mut selected = marks.start(pool);
-    let mut block_ids = Vec::new();
+    let mut buffer = Vec::new();
     for fill in fills {
-        block_ids.clear();
-        fill.append_to(&mut block_ids);
-        selected.insert_all(&block_ids);
+        selected.insert_all(blocks_of(pool, fill.entries, fill.null_blocks, &mut buffer));
     }
     for ((&group, table), fill) in groups.iter().zip(tables).zip(fills) {
         let prefix = &table[..prefix_len(group).min(table.len())];
-        if pool.survey(prefix).1 {
+        let (null_blocks, outside) = pool.survey(prefix);
+        if outside {
             for (index, &raw) in prefix.iter().enumerate() {
                 entry_in_pool(pool, raw, index, fill.site)?;
             }
         }
-        if selected.contains_any(pool.blocks(prefix)) {
+        if selected.meets(blocks_of(pool, prefix, null_blocks, &mut buffer)) {
             let found = pool.blocks(prefix).find(|&block| selected.contains(block));
             let Some(block) = found else { continue };
             let by = fills.iter().find(|fill| fill.block_ids().any(|other| other == block));
@@ -298,6 +297,22 @@ fn check_prefix(
         }
     }
     Ok(())
+}
+
+/// The blocks among surveyed `entries`: these themselves, or a copy in `buffer` if there are null blocks
+/// to leave out.
+fn blocks_of<'a>(
+    pool: Pool,
+    entries: &'a [i32],
+    null_blocks: usize,
+    buffer: &'a mut Vec<i32>,
+) -> &'a [i32] {
+    if null_blocks == 0 {
+        return entries;
+    }
+    buffer.clear();
+    buffer.extend(pool.blocks(entries).map(BlockId::get));
+    buffer
 }
 
 /// Offset of `token` in its block.
