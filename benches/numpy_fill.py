@@ -8,9 +8,6 @@ memory's: ``ndarray.fill`` of the same blocks, one by one in ascending order, st
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -24,6 +21,7 @@ from decodebench import Group, Planner, StepPlan
 from decodebench.fill import Filler
 from decodebench.layout import Layer
 from decodebench.pattern import Constant, Normal, Pattern
+from timing import medians
 
 SPAN = 16
 PATTERNS: dict[str, Pattern] = {"constant": Constant(0.015), "normal": Normal(0.015, 0.1)}
@@ -51,17 +49,6 @@ GEOMETRIES = (
     Geometry("latent, 18 KiB", (), (SPAN, 576)),
     Geometry("tiny, 1 KiB", (), (SPAN, 32)),
 )
-
-
-def medians(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """Median seconds of each function, timed in turn."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in times]
 
 
 def plan_of(planner: Planner, ids: NDArray[np.int32]) -> StepPlan:

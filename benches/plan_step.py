@@ -5,13 +5,11 @@
 
 import argparse
 import pickle
-import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 
 from decodebench import Group, Planner
+from timing import medians
 
 BLOCK_SIZE = 16
 
@@ -26,17 +24,6 @@ def comprehension(requests: list[tuple[str, int, int, IdLists]]) -> IdLists:
         end = -(-(local + external) // BLOCK_SIZE)
         selected.append([block for block in table[start:end] if block != 0])
     return selected
-
-
-def medians(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """Median seconds of each function, timed in turn."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in times]
 
 
 def bench(name: str, ids: np.ndarray, num_requests: int, rounds: int) -> None:
