@@ -29,7 +29,7 @@ demo: build
 test: test-rust test-python
 
 test-rust:
-	cargo test --workspace --locked
+	cargo test --workspace --exclude decodebench-py --locked
 
 test-python: build
 	$(BIN)/python -m pytest

@@ -12,7 +12,11 @@ from decodebench.replay import Replay, Trace, run
 def replay(trace: str | None, groups: list[str], num_blocks: int) -> tuple[float, int, int]:
     """Seconds, requests and violations-free admissions of one replay."""
     start = time.perf_counter()
-    loaded = Trace.read_mooncake(trace) if trace else Trace.conversation(0, 400)
+    if trace is None:
+        loaded = Trace.conversation(0, 400)
+    else:
+        with open(trace, "rb") as file:
+            loaded = Trace.read_mooncake(file, trace)
     replay = Replay(
         loaded,
         block_size=16,

@@ -71,6 +71,8 @@ def broken_rules(request: dict[str, Any]) -> set[str]:
         broken.add("block_outside_pool")
     if set(itertools.chain(*written)) & set(itertools.chain(*local)):
         broken.add("prefix_block_selected")
+    if any(len(set(blocks)) < len(blocks) for blocks in written):
+        broken.add("block_repeated")
     for one, other in itertools.combinations(written, 2):
         if set(one) & set(other):
             broken.add("block_in_two_groups")

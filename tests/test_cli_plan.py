@@ -113,6 +113,7 @@ def without(key: str) -> dict[str, Any]:
         (REQUEST | {"groups": [{"indexing": "positional"}]}, "bad_argument"),
         (REQUEST | {"groups": [{"indexing": "ring", "span": 16}]}, "bad_argument"),
         (REQUEST | {"groups": [{"indexing": ["ring"]}]}, "bad_argument"),
+        (REQUEST | {"groups": [{"indexing": "\ud800"}]}, "bad_argument"),
         (REQUEST | {"groups": [{"indexing": "ring", "size": 1}]}, "bad_argument"),
         (REQUEST | {"groups": [{"indexing": "positional", "span": "16"}]}, "bad_argument"),
         (REQUEST | {"tables": None}, "bad_argument"),
@@ -166,12 +167,24 @@ def test_what_cannot_be_answered_ends_the_command(plan: Any, line: Any, reason: 
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path, tmp_path / "none"):
+    for path in (tmp_path, tmp_path / "none", Path("/proc/self/mem")):
         assert main(["plan", str(path)]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert err.count("\n") == 1
-        assert str(path) in err
+        assert str(path) in err or "Input/output error" in err
+    for name in ("odd\nname", "odd\udcff", "odd\0name"):
+        for command in ("plan", "replay"):
+            assert main([command, name]) == 2
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert err.count("\n") == 1
+            assert "odd\ufffd" in err
+
+
+def test_an_endless_line_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "/dev/zero"]) == 2
+    assert "/dev/zero:1: the line is longer" in capsys.readouterr().err
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,3 +207,32 @@ def test_a_reader_that_leaves() -> None:
     )
     assert json.loads(done.stdout) == ANSWER
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "err"),
+    [
+        (">&-", 0, ""),
+        (">/dev/full", 2, "decodebench: input or output: No space left on device\n"),
+        ("2>&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_streams_that_take_nothing(redirect: str, code: int, err: str) -> None:
+    for command in (f"echo '{json.dumps(REQUEST)}' | {COMMAND} plan", f"{COMMAND} replay"):
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f"{command} {redirect}"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (code, err)
+
+
+def test_closed_input() -> None:
+    done = subprocess.run(
+        f"{COMMAND} plan <&-", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "decodebench: -: standard input is closed\n"

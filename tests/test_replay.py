@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodebench import TraceError
 from decodebench.cli import main
-from decodebench.pattern import Constant, Normal
+from decodebench.pattern import Normal
 from decodebench.replay import FillStep, Geometry, Memory, Replay, Trace, run
 
 COMMAND = Path(sys.executable).with_name("decodebench")
@@ -230,7 +229,8 @@ def test_any_trace_replays_without_violation(tmp_path_factory: Any, data: st.Dat
         )
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    trace = Trace.read_mooncake(str(path))
+    with path.open("rb") as file:
+        trace = Trace.read_mooncake(file, "trace")
     groups = data.draw(
         st.lists(
             st.sampled_from(["full", "window:1", "window:16", "window:600"]), min_size=1, max_size=3
@@ -263,6 +263,13 @@ def test_any_trace_replays_without_violation(tmp_path_factory: Any, data: st.Dat
         (["--num-blocks", "-5"], "num_blocks"),
         (["--num-blocks", "4000000000", "--fill", "none"], "num_blocks"),
         (["--num-blocks", "99999999999999999999999"], "GiB"),
+        (["--num-blocks", "9" * 4000], "GiB"),
+        (["--limit", "100001"], "requests"),
+        (
+            ["--layers", "1", "--kv-heads", "1", "--head-dim", "1", "--block-size", "99999999"],
+            "GiB",
+        ),
+        (["--groups", "\udcff"], "Unicode"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
         (["--step-ms", "0"], "step_ms"),
         (["--step-ms", "nan"], "step_ms"),
@@ -344,7 +351,7 @@ def test_what_can_never_fit_is_rejected(tmp_path: Path, replay: Any) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 0, "input_length": length, "output_length": 5}
-        for length in (100, 16 * 99 - 4, 16 * 99 - 3, 2_000_000_000)
+        for length in (100, 16 * 99 - 4, 16 * 99 - 3, 100_000_000)
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
     code, result = replay(str(trace), "--num-blocks", "100", "--groups", "full")
@@ -368,8 +375,6 @@ def test_trace_errors_are_one_line_for_odd_file_names(
 ) -> None:
     assert main(["replay", str(tmp_path / "a\nb")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(TraceError):
-        Trace.read_mooncake(str(tmp_path / "none"))
 
 
 # --- the terminal
@@ -399,7 +404,7 @@ def test_ctrl_c_while_it_reads() -> None:
 def test_ctrl_c_while_it_replays() -> None:
     leader, follower = pty.openpty()
     with subprocess.Popen(
-        [COMMAND, "replay", "--limit", "1000000", "--fill", "none"],
+        [COMMAND, "replay", "--limit", "100000", "--fill", "none"],
         stdout=subprocess.PIPE,
         stderr=follower,
     ) as process:
@@ -479,7 +484,3 @@ def test_other_formats_are_refused(
     assert err.count("\n") == 1
     assert name in err
     assert reason in err
-
-
-def test_the_constant_of_the_command_is_the_engines() -> None:
-    assert Constant(0.015).tile("float32").view(np.float32)[0] == np.float32(0.015)

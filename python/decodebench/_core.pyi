@@ -1,7 +1,7 @@
 """The Rust core: planning and checking fills, and replaying request traces."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, SupportsIndex, TypeAlias, final
+from typing import Any, BinaryIO, Final, Literal, SupportsIndex, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +278,7 @@ class StepPlan:
 
 def _restore_step_plan(
     num_blocks: int,
+    null_block: int | None,
     groups: Sequence[tuple[str, int]],
     request_ids: tuple[str, ...],
     block_ids: bytes,
@@ -294,7 +295,7 @@ class Trace:
     """
 
     @classmethod
-    def read_mooncake(cls, path: str, limit: SupportsIndex | None = None) -> Trace:
+    def read_mooncake(cls, file: BinaryIO, name: str, limit: SupportsIndex | None = None) -> Trace:
         """Read a Mooncake trace.
 
         One JSON object per line: ``timestamp`` (milliseconds), ``input_length``, ``output_length``
@@ -302,7 +303,8 @@ class Trace:
         its block.
 
         Args:
-            path: The file, plain or gzip; ``-`` reads standard input.
+            file: Anything with ``read(n) -> bytes``, plain or gzip.
+            name: What errors call it.
             limit: Read only the first rows, at least 1.
 
         Raises:
@@ -315,7 +317,7 @@ class Trace:
 
         Args:
             seed: In ``[0, 2**64)``; the same seed makes the same trace.
-            requests: How many, at most a million.
+            requests: How many, at most 100,000.
 
         Raises:
             TraceError: An argument is out of range.
@@ -382,7 +384,7 @@ class Replay:
         The GIL is released meanwhile.
 
         Raises:
-            TraceError: The planner or its ledger refused what the engine did: a mistake in one of
+            PlanError: The planner or its ledger refused what the engine did: a mistake in one of
                 them.
         """
 

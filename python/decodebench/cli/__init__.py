@@ -1,5 +1,7 @@
 """The ``decodebench`` command."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,9 +17,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     in one line on standard error. 130: interrupted.
     """
     try:
-        # Most of a short run is spent in this import, and Ctrl-C may well come meanwhile.
-        from decodebench.cli.command import run
+        with _quick_exit():
+            from decodebench.cli.command import run
 
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+class _quick_exit:  # noqa: N801
+    """End the process at once on Ctrl-C.
+
+    Half of a short run is spent importing, and extension modules that are interrupted there report
+    a broken installation instead.
+    """
+
+    def __enter__(self) -> None:
+        self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._ours:
+            signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,18 +1,24 @@
 """The arguments of ``decodebench``, and what becomes of errors."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 
-from decodebench import DecodeBenchError, __version__
+from decodebench import DecodeBenchError, PlanError, __version__
 from decodebench.cli import plan, replay
+from decodebench.cli.files import shown
 
+_FAILED_CHECK = 1
 _BAD_INPUT = 2
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command and return its exit code; Ctrl-C is the caller's."""
+    # A stream that was closed is None, and print then writes to whatever is open.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     parser = argparse.ArgumentParser(
         prog="decodebench",
         description="Fill exactly the KV-cache blocks that a decode benchmark pretends to have "
@@ -26,11 +32,30 @@ def run(argv: Sequence[str]) -> int:
     try:
         code: int = args.run(args)
         sys.stdout.flush()
+    except PlanError as error:
+        print(f"decodebench: {shown(str(error))}", file=sys.stderr)
+        return _FAILED_CHECK
     except DecodeBenchError as error:
-        print(f"decodebench: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return _refuse(str(error))
+    except MemoryError:
+        return _refuse("out of memory: a smaller --num-blocks or cache may do")
+    except UnicodeError as error:
+        return _refuse(f"not valid Unicode: {error}")
     except BrokenPipeError:
-        # Whoever read the output has left; keep the interpreter from saying so at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        _forget_output()
+        return _refuse(f"{error.filename or 'input or output'}: {error.strerror or error}")
     return code
+
+
+def _refuse(message: str) -> int:
+    print(f"decodebench: {shown(message)}", file=sys.stderr)
+    return _BAD_INPUT
+
+
+def _forget_output() -> None:
+    """Keep the interpreter from failing once more, at exit, on output that nobody takes."""
+    with contextlib.suppress(OSError):  # not every stream has a descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

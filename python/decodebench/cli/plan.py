@@ -3,13 +3,15 @@
 import argparse
 import functools
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from decodebench import DecodeBenchError, Group, PlanError, Planner
+from decodebench.cli.files import opened
 
+# Refused rather than read into memory to its end, which there may not be.
+_MAX_LINE = 1 << 26
 _REQUIRED = {"id", "num_blocks", "local", "external", "groups", "tables"}
 _OPTIONAL = {"null_block", "exact_tail"}
 
@@ -29,8 +31,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Answer every line of ``args.file``; 1 if a request was refused."""
     refused = False
-    with _opened(args.file) as lines:
-        for number, line in enumerate(lines, start=1):
+    with opened(args.file) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if len(line) > _MAX_LINE:
+                raise DecodeBenchError(
+                    f"{args.file}:{number}: the line is longer than {_MAX_LINE} bytes"
+                )
             if not line.strip():
                 continue
             answer = _answer(_request(line, f"{args.file}:{number}"))
@@ -40,17 +46,9 @@ def run(args: argparse.Namespace) -> int:
     return int(refused)
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise DecodeBenchError(f"{path}: {error.strerror}") from None
-    with file:
-        yield file
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(_MAX_LINE + 1):
+        yield line
 
 
 def _request(line: bytes, where: str) -> dict[str, Any]:
@@ -119,7 +117,8 @@ def _planner_of(request: Mapping[str, Any]) -> Planner:
         return _planner(tuple(groups), num_blocks, null_block, exact_tail)
 
 
-@functools.lru_cache(maxsize=64)
+# Few: a planner keeps working memory of a few bytes per block of its pool.
+@functools.lru_cache(maxsize=4)
 def _planner(
     groups: tuple[Group, ...], num_blocks: int, null_block: int | None, exact_tail: bool
 ) -> Planner:
@@ -134,6 +133,8 @@ def _naming(request: Mapping[str, Any], where: str = "") -> Iterator[None]:
     except PlanError as error:
         message = f"request {request['id']}: {where}{error}"
         raise PlanError(message, error.kind, request["id"]) from None
+    except UnicodeEncodeError:
+        raise _malformed(request, f"{where}not valid Unicode") from None
 
 
 def _malformed(request: Mapping[str, Any], what: str) -> PlanError:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from decodebench.cli.files import opened, shown
 from decodebench.cli.report import print_report, progress_of
 from decodebench.dtypes import ENCODINGS
 from decodebench.errors import TraceError
@@ -65,7 +66,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="MS",
         help="virtual time of an engine step; an assumption, not a prediction",
     )
-    engine.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    engine.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="only the first N requests of a trace; so many made-up ones without",
+    )
     cache = parser.add_argument_group("simulated KV cache")
     cache.add_argument("--layers", type=int, default=2, metavar="N", help="per group")
     cache.add_argument("--kv-heads", type=int, default=2, metavar="N", help="key-value heads")
@@ -105,9 +111,11 @@ def _run(args: argparse.Namespace) -> int:
     geometry = _geometry(args)
     start = time.perf_counter()
     if built_in:
-        trace = Trace.conversation(args.seed, min(args.limit or _BUILT_IN_REQUESTS, 1_000_000))
+        trace = Trace.conversation(args.seed, args.limit or _BUILT_IN_REQUESTS)
     else:
-        trace = Trace.read_mooncake(args.trace, args.limit)
+        with opened(args.trace) as file:
+            name = "<stdin>" if args.trace == "-" else shown(args.trace)
+            trace = Trace.read_mooncake(file, name, args.limit)
     groups = [group.strip() for group in args.groups.split(",")]
     replay = Replay(
         trace,
@@ -143,12 +151,14 @@ def _geometry(args: argparse.Namespace) -> Geometry | None:
             name = option.replace("_", "-")
             raise TraceError(f"--{name} {getattr(args, option)} is not at least 1")
     dtype = ENCODINGS[args.dtype]
-    elements = 2 * args.layers * args.num_blocks * args.block_size * args.kv_heads * args.head_dim
-    if elements * dtype.itemsize > _MAX_CACHE_BYTES:
+    slots = args.num_blocks * args.block_size
+    # Keys and values, and beside them two tags per slot and a key per block.
+    cache = 2 * slots * args.layers * args.kv_heads * args.head_dim * dtype.itemsize
+    needed = cache + 8 * slots + 8 * args.num_blocks
+    if needed > _MAX_CACHE_BYTES:
         raise TraceError(
-            f"a simulated KV cache of {elements * dtype.itemsize / 2**30:.0f} GiB is more than "
-            f"{_MAX_CACHE_BYTES >> 30} GiB: fewer --num-blocks, --layers, --kv-heads or a smaller "
-            "--head-dim will do"
+            f"the simulated KV cache takes more than {_MAX_CACHE_BYTES >> 30} GiB: fewer "
+            "--num-blocks, a smaller --block-size, --layers, --kv-heads or --head-dim will do"
         )
     return Geometry(args.layers, args.kv_heads, args.head_dim, dtype)
 
@@ -167,7 +177,7 @@ def _result(
     """Everything there is to say, in the order of the table."""
     report = memory.report if memory is not None else None
     return {
-        "trace": args.trace or "built-in",
+        "trace": "built-in" if args.trace is None else shown(args.trace),
         "hash_block_size": trace.hash_block_size,
         "input_tokens": trace.input_tokens,
         "output_tokens": trace.output_tokens,

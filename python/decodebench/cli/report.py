@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -21,16 +22,23 @@ def progress_of(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | 
         yield lambda done: progress.update(task, completed=done)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, which knows its exit code."""
+        raise
+
+
 def print_report(result: dict[str, Any]) -> None:
     """Print the table of a replay's result on standard output."""
-    table = Table(title=f"replay of {result['trace']}, selection {result['selection']}")
+    title = f"replay of {result['trace']}, selection {result['selection']}"
+    table = Table(title=escape(title))
     table.add_column("what")
     table.add_column("how much", justify="right")
     for section in (_workload(result), _blocks(result), _memory(result)):
         for what, how_much in section:
             table.add_row(what, how_much)
         table.add_section()
-    Console(highlight=False).print(table)
+    _Console(highlight=False).print(table)
 
 
 def _workload(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -55,7 +63,7 @@ def _blocks(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for index, (group, blocks) in enumerate(
         zip(result["groups"], result["blocks_selected"], strict=True)
     ):
-        yield f"blocks selected, group {index} ({group})", f"{blocks:,}"
+        yield f"blocks selected, group {index} ({escape(group)})", f"{blocks:,}"
     yield "null blocks skipped", f"{result['null_blocks_skipped']:,}"
     yield "blocks begun inside the prefix", f"{result['heads_preserved']:,}"
     yield "repeats merged", f"{result['duplicates_merged']:,}"

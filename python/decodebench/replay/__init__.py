@@ -1,5 +1,6 @@
 """Replaying a request trace through a simulated engine, with every fill planned and checked."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,9 @@ from decodebench.replay.memory import Geometry, Memory, MemoryReport
 
 __all__ = ["FillStep", "Geometry", "Memory", "MemoryReport", "Replay", "Trace", "run"]
 
-# Engine steps between two looks at the progress and at Ctrl-C: some milliseconds.
-_CHUNK = 4096
+# Seconds between two looks at the progress and at Ctrl-C. An engine step may take a microsecond or,
+# with very many requests, much longer.
+_STRETCH = 0.05
 
 
 def run(
@@ -26,8 +28,12 @@ def run(
     Returns:
         The statistics of the replay.
     """
+    steps = 1
     while not replay.done:
-        step = replay.advance(_CHUNK)
+        start = time.perf_counter()
+        step = replay.advance(steps)
+        taken = time.perf_counter() - start
+        steps = max(1, steps // 2) if taken > _STRETCH else min(2 * steps, 1 << 20)
         if step is not None and memory is not None:
             memory.apply(step)
         if progress is not None:

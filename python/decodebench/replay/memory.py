@@ -22,6 +22,7 @@ from decodebench.pattern import Pattern
 _Ints = npt.NDArray[np.integer]
 
 _NULL_BLOCK = 0
+_TOKENS_AT_ONCE = 1 << 20
 _NEVER_WRITTEN = -1
 # Slots after the last external token: filled or not, the engine writes them before it reads them.
 _ANYTHING = -2
@@ -205,14 +206,16 @@ class Memory:
 
     def _expect(self, sequence: int, local: int, external: int, table: _Ints) -> None:
         """What the slots of an admission's external tokens hold from now on."""
-        tokens = np.arange(local, local + external)
-        blocks, slots = table[tokens // self.block_size], tokens % self.block_size
-        real = blocks != _NULL_BLOCK
-        blocks, slots = blocks[real], slots[real]
-        self._expected[blocks, slots] = self._pattern.expected(sequence, slots)
-        self._keys[blocks] = sequence * self.num_blocks + blocks.astype(np.int64)
-        if len(blocks) and real[-1]:
-            self._expected[blocks[-1], slots[-1] + 1 :] = _ANYTHING
+        for start in range(local, local + external, _TOKENS_AT_ONCE):
+            end = min(start + _TOKENS_AT_ONCE, local + external)
+            tokens = np.arange(start, end)
+            blocks, slots = table[tokens // self.block_size], tokens % self.block_size
+            real = blocks != _NULL_BLOCK
+            blocks, slots = blocks[real], slots[real]
+            self._expected[blocks, slots] = self._pattern.expected(sequence, slots)
+            self._keys[blocks] = sequence * self.num_blocks + blocks.astype(np.int64)
+            if end == local + external and real[-1]:
+                self._expected[blocks[-1], slots[-1] + 1 :] = _ANYTHING
 
     def _damaged(self, table: _Ints, *, skip_null: bool = True) -> int:
         """Number of blocks that do not hold what they should. From then on they should."""

@@ -146,8 +146,8 @@ pub enum PlanError {
         /// The group that selected it first.
         other: usize,
     },
-    /// Invariant 5: the block is already selected in this step, and the planner is strict, or the two
-    /// fills leave slots between theirs.
+    /// Invariant 5: the block is already selected in this step, by the same request, or by another while
+    /// the planner is strict or the two differ in which of its slots are local.
     #[error("{site}: block {block} is already selected in this step")]
     BlockRepeated {
         /// Group, range and table length.

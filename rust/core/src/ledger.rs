@@ -1,8 +1,10 @@
 //! Who owns which block: an independent witness of the planner.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::error::{Ownership, PlanError, Site};
+use crate::group::Group;
 use crate::plan::FillPlan;
 use crate::planner::Planner;
 use crate::pool::{BlockId, Entry, Pool};
@@ -18,9 +20,9 @@ use crate::range::BlockRange;
 #[derive(Debug, Clone)]
 pub struct Ledger {
     pool: Pool,
-    num_groups: usize,
-    /// Per block: the admission it was last allocated to, 0 for none.
-    allocated_to: Vec<u64>,
+    groups: Arc<[Group]>,
+    /// Per block: the owner it was last allocated to and has not left, 0 for none.
+    owners: Vec<u64>,
     /// Per block: live requests that hold it, once per table entry.
     holders: Vec<u32>,
     live: HashMap<Box<str>, Live>,
@@ -41,8 +43,8 @@ impl Ledger {
         let num_blocks = planner.pool().num_blocks() as usize;
         Self {
             pool: planner.pool(),
-            num_groups: planner.groups().len(),
-            allocated_to: vec![0; num_blocks],
+            groups: planner.shared_groups(),
+            owners: vec![0; num_blocks],
             holders: vec![0; num_blocks],
             live: HashMap::new(),
             admissions: 0,
@@ -60,7 +62,7 @@ impl Ledger {
         if self.live.contains_key(id) {
             return Err(PlanError::AlreadyAdmitted);
         }
-        let expected = self.num_groups;
+        let expected = self.groups.len();
         for actual in [tables.len(), hits.len()] {
             if actual != expected {
                 return Err(PlanError::TableCount { expected, actual });
@@ -76,14 +78,14 @@ impl Ledger {
         self.admissions += 1;
         let admission = self.admissions;
         let mut held = Vec::with_capacity(expected);
-        for (table, &hits) in tables.iter().zip(hits) {
+        for (group, (table, &hits)) in tables.iter().zip(hits).enumerate() {
             let (hit, allocated) = table.split_at(hits);
             let mut blocks = Vec::with_capacity(table.len());
             for block in self.pool.blocks(hit) {
                 self.holders[block.index()] += 1;
                 blocks.push(block);
             }
-            self.allocate(admission, allocated, &mut blocks);
+            self.allocate(self.owner(admission, group), allocated, &mut blocks);
             held.push(blocks);
         }
         self.live.insert(id.into(), Live { admission, filled: false, tables: held });
@@ -98,10 +100,10 @@ impl Ledger {
     pub fn grow(&mut self, id: &str, group: usize, blocks: &[i32]) -> Result<(), PlanError> {
         self.check_entries(group, blocks)?;
         let Live { admission, tables, .. } = self.live.get_mut(id).ok_or(PlanError::NotAdmitted)?;
-        let (admission, groups) = (*admission, self.num_groups);
+        let (admission, groups) = (*admission, self.groups.len());
         let table = tables.get_mut(group).ok_or(PlanError::NoSuchGroup { group, groups })?;
         let mut held = std::mem::take(table);
-        self.allocate(admission, blocks, &mut held);
+        self.allocate(self.owner(admission, group), blocks, &mut held);
         if let Some(live) = self.live.get_mut(id) {
             live.tables[group] = held;
         }
@@ -118,19 +120,15 @@ impl Ledger {
         self.check_entries(group, blocks)?;
         let leaving: Vec<BlockId> = self.pool.blocks(blocks).collect();
         let live = self.live.get_mut(id).ok_or(PlanError::NotAdmitted)?;
-        let groups = self.num_groups;
+        let groups = self.groups.len();
         let table = live.tables.get_mut(group).ok_or(PlanError::NoSuchGroup { group, groups })?;
-        let mut kept = table.clone();
-        for block in &leaving {
-            let index = kept
-                .iter()
-                .position(|held| held == block)
-                .ok_or(PlanError::NotHeld { group, block: block.get() })?;
-            kept.remove(index);
-        }
+        let kept = without(table, &leaving)
+            .map_err(|block| PlanError::NotHeld { group, block: block.get() })?;
         *table = kept;
+        let admission = live.admission;
+        let owner = self.owner(admission, group);
         for block in leaving {
-            self.holders[block.index()] -= 1;
+            self.leave(owner, block);
         }
         Ok(())
     }
@@ -142,15 +140,18 @@ impl Ledger {
     /// The request is not live.
     pub fn finish(&mut self, id: &str) -> Result<(), PlanError> {
         let live = self.live.remove(id).ok_or(PlanError::NotAdmitted)?;
-        for block in live.tables.into_iter().flatten() {
-            self.holders[block.index()] -= 1;
+        for (group, table) in live.tables.into_iter().enumerate() {
+            let owner = self.owner(live.admission, group);
+            for block in table {
+                self.leave(owner, block);
+            }
         }
         Ok(())
     }
 
     /// Whether the ledger's pool and groups are `planner`'s.
     pub(crate) fn follows(&self, planner: &Planner) -> bool {
-        self.pool == planner.pool() && self.num_groups == planner.groups().len()
+        self.pool == planner.pool() && *self.groups == *planner.groups()
     }
 
     /// Invariants 6 and 7 for one request's fill.
@@ -159,9 +160,10 @@ impl Ledger {
         if live.filled {
             return Err(PlanError::AlreadyFilled);
         }
-        for group in fill.groups() {
+        for (index, group) in fill.groups().iter().enumerate() {
+            let owner = self.owner(live.admission, index);
             for block in group.block_ids() {
-                if self.allocated_to[block.index()] != live.admission {
+                if self.owners[block.index()] != owner {
                     let ownership = match self.holders[block.index()] {
                         0 => Ownership::Unallocated,
                         1 => Ownership::Cached,
@@ -181,11 +183,24 @@ impl Ledger {
         }
     }
 
-    fn allocate(&mut self, admission: u64, entries: &[i32], table: &mut Vec<BlockId>) {
+    /// The number that stands for a group's table of an admission.
+    fn owner(&self, admission: u64, group: usize) -> u64 {
+        admission * self.groups.len() as u64 + group as u64
+    }
+
+    /// A block leaves one entry of a table.
+    fn leave(&mut self, owner: u64, block: BlockId) {
+        self.holders[block.index()] -= 1;
+        if self.owners[block.index()] == owner {
+            self.owners[block.index()] = 0;
+        }
+    }
+
+    fn allocate(&mut self, owner: u64, entries: &[i32], table: &mut Vec<BlockId>) {
         for block in self.pool.blocks(entries) {
             let holders = &mut self.holders[block.index()];
             if *holders == 0 {
-                self.allocated_to[block.index()] = admission;
+                self.owners[block.index()] = owner;
             }
             *holders += 1;
             table.push(block);
@@ -203,4 +218,31 @@ impl Ledger {
             num_blocks: self.pool.num_blocks(),
         })
     }
+}
+
+/// Most blocks that are looked for one by one, from the front of the table, where a window leaves them.
+const FEW: usize = 16;
+
+/// `table` without one entry for each of `leaving`, or the first that it does not hold.
+fn without(table: &[BlockId], leaving: &[BlockId]) -> Result<Vec<BlockId>, BlockId> {
+    let mut kept = table.to_vec();
+    if leaving.len() <= FEW {
+        for block in leaving {
+            let index = kept.iter().position(|held| held == block).ok_or(*block)?;
+            kept.remove(index);
+        }
+        return Ok(kept);
+    }
+    let mut counts: HashMap<BlockId, usize> = HashMap::new();
+    for &block in leaving {
+        *counts.entry(block).or_default() += 1;
+    }
+    kept.retain(|block| match counts.get_mut(block) {
+        Some(count) if *count > 0 => {
+            *count -= 1;
+            false
+        }
+        _ => true,
+    });
+    leaving.iter().find(|block| counts[*block] > 0).map_or(Ok(kept), |block| Err(*block))
 }

@@ -28,7 +28,7 @@ impl Marks {
         if let Some(next) = self.current.checked_add(1) {
             self.current = next;
         } else {
-            self.stamps.fill(0);
+            self.stamps = vec![0; self.stamps.len()];
             self.current = 1;
         }
         Marked { stamps: &mut self.stamps[..len], current: self.current }

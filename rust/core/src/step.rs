@@ -24,7 +24,7 @@ pub struct Partial {
 ///
 /// Block ids stand group by group and, within a group, request by request; no block stands twice. A block
 /// that several requests named stands with the first of them, and its written slots are the union of
-/// theirs; where that is not one run, the repeat is refused.
+/// theirs; where their local slots differ, the repeat is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepPlan {
     groups: Arc<[Group]>,
@@ -45,35 +45,43 @@ impl StepPlan {
     }
 
     /// Checks flat arrays that came from elsewhere, such as a pickle, before they count as a step plan:
-    /// ids inside the pool, cell ends in order, partial blocks in order and inside their group's span.
+    /// ids inside the pool, none null, none twice, none in an excluded group; cell ends in order; partial
+    /// blocks in order and inside their group's span.
     ///
     /// # Errors
     ///
     /// [`PlanError::Corrupt`] with what does not fit.
     pub fn check_parts(
-        num_blocks: u32,
+        pool: Pool,
         groups: &[Group],
         num_requests: usize,
-        block_ids: impl ExactSizeIterator<Item = i32>,
+        block_ids: &[i32],
         cell_ends: &[i32],
         partials: &[i32],
     ) -> Result<(), PlanError> {
         let check = |what, ok: bool| if ok { Ok(()) } else { Err(PlanError::Corrupt { what }) };
         let index = |number: i32| usize::try_from(number).unwrap_or(usize::MAX);
-        let num_blocks = Pool::new(num_blocks, None)?.num_blocks();
-        let num_ids = block_ids.len();
-        let outside = block_ids.fold(false, |any, id| any | (id.cast_unsigned() >= num_blocks));
+        let (null_blocks, outside) = pool.survey(block_ids);
+        check("a null block", null_blocks == 0)?;
         check("a block id outside the pool", !outside)?;
+        let repeats = Marks::default().start(pool).insert_all(block_ids);
+        check("a block id twice", !repeats)?;
         let cells = groups.len().checked_mul(num_requests).and_then(|cells| cells.checked_add(1));
         check("the number of cells", cells == Some(cell_ends.len()))?;
         check("cells out of order", cell_ends.is_sorted())?;
         let bounds = (cell_ends.first().copied(), cell_ends.last().copied().map(index));
-        check("cells that do not cover the ids", bounds == (Some(0), Some(num_ids)))?;
+        check("cells that do not cover the ids", bounds == (Some(0), Some(block_ids.len())))?;
+        for (group, ends) in
+            groups.iter().zip(cell_ends.windows(num_requests + 1).step_by(num_requests.max(1)))
+        {
+            let excluded = matches!(group, Group::Excluded);
+            check("blocks of an excluded group", !excluded || ends.first() == ends.last())?;
+        }
         check("partial blocks that are not rows of 3", partials.len().is_multiple_of(3))?;
         let mut next = 0;
         for row in partials.chunks_exact(3) {
             let (position, first, end) = (index(row[0]), row[1], row[2]);
-            check("partial blocks out of order", (next..num_ids).contains(&position))?;
+            check("partial blocks out of order", (next..block_ids.len()).contains(&position))?;
             next = position + 1;
             let cell = cell_ends.partition_point(|&end| index(end) <= position).saturating_sub(1);
             let span = match groups.get(cell / num_requests.max(1)) {
@@ -250,7 +258,7 @@ impl<'m, 't> StepMerge<'m, 't> {
         let PlannerOptions { strict, exact_tail } = self.planner.options();
         let mut columns = Vec::new();
         let mut repeats = 0;
-        let mut taken: HashMap<BlockId, (usize, usize)> = HashMap::new();
+        let mut taken: HashMap<BlockId, (usize, usize, usize)> = HashMap::new();
         for group in 0..self.columns.len() {
             let mut column = Column::default();
             let mut partials: BTreeMap<usize, Range<u32>> = BTreeMap::new();
@@ -263,28 +271,30 @@ impl<'m, 't> StepMerge<'m, 't> {
                     match taken.get(&block) {
                         None => {
                             let position = column.block_ids.len();
-                            taken.insert(block, (group, position));
+                            taken.insert(block, (group, request, position));
                             partials.extend(slots.map(|slots| (position, slots)));
                             column.block_ids.push(block.get());
                         }
-                        Some(&(other, _)) if other != group => {
+                        Some(&(other, _, _)) if other != group => {
                             return refuse(in_two_groups, block, other);
                         }
-                        Some(_) if strict => return refuse(repeated, block, group),
-                        Some((_, position)) => {
+                        // One block cannot hold two spans of one request.
+                        Some(&(_, by, _)) if strict || by == request => {
+                            return refuse(repeated, block, group);
+                        }
+                        Some((_, _, position)) => {
                             repeats += 1;
                             match (slots, partials.get_mut(position)) {
-                                // Slots between the two are neither's to write.
-                                (Some(more), Some(slots))
-                                    if more.start > slots.end || slots.start > more.end =>
-                                {
-                                    return refuse(repeated, block, group);
+                                (Some(more), Some(slots)) if more.start == slots.start => {
+                                    slots.end = slots.end.max(more.end);
                                 }
-                                (Some(more), Some(slots)) => {
-                                    *slots = slots.start.min(more.start)..slots.end.max(more.end);
+                                (Some(more), None) if more.start == 0 => {}
+                                (None, Some(slots)) if slots.start == 0 => {
+                                    partials.remove(position);
                                 }
-                                (None, Some(_)) => drop(partials.remove(position)),
-                                (_, None) => {}
+                                (None, None) => {}
+                                // Slots that are local to one of them the other would write.
+                                _ => return refuse(repeated, block, group),
                             }
                         }
                     }

@@ -74,12 +74,20 @@ impl Group {
     }
 }
 
+/// More groups than any model has, fewer than an endless iterator.
+const MAX_GROUPS: usize = 1 << 16;
+
 /// The groups of a sequence of `Group`s.
 pub(crate) fn groups_of(groups: &Bound<'_, PyAny>) -> PyResult<Vec<core::Group>> {
+    let py = groups.py();
     groups
         .try_iter()?
-        .map(|group| {
+        .enumerate()
+        .map(|(index, group)| {
             let group = group?;
+            if index >= MAX_GROUPS {
+                return Err(bad_argument(py, format!("more than {MAX_GROUPS} groups"), None));
+            }
             let Ok(group) = group.cast::<Group>() else {
                 let message = format!("a group must be a Group, not {}", type_name(&group));
                 return Err(bad_argument(group.py(), message, None));

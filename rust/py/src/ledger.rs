@@ -57,8 +57,13 @@ impl Ledger {
                 .push(&table?)
                 .map_err(|why| bad_argument(py, format!("table {index} {why}"), Some(id)))?;
         }
-        let hits: Vec<usize> =
-            hits.try_iter()?.map(|hits| index_of(id, "hits", &hits?)).collect::<PyResult<_>>()?;
+        // One more than there should be is enough to know.
+        let most = converted.views().len() + 1;
+        let hits: Vec<usize> = hits
+            .try_iter()?
+            .take(most)
+            .map(|hits| index_of(id, "hits", &hits?))
+            .collect::<PyResult<_>>()?;
         self.tell(py, id, |ledger| ledger.admit(id, &converted.views(), &hits))
     }
 

@@ -12,7 +12,7 @@ mod trace;
 use pyo3::prelude::*;
 
 /// The extension module.
-#[pymodule]
+#[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
     use crate::group::Group;

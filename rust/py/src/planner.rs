@@ -183,6 +183,9 @@ struct RequestFacts {
     external: u64,
 }
 
+/// An endless iterator of requests must not keep Ctrl-C waiting.
+const REQUESTS_BETWEEN_SIGNALS: usize = 256;
+
 /// Converts requests, `num_groups` tables each.
 fn facts_of<'py>(
     py: Python<'py>,
@@ -194,6 +197,9 @@ fn facts_of<'py>(
     let mut facts = Vec::new();
     for (index, request) in requests.enumerate() {
         let request = request?;
+        if index % REQUESTS_BETWEEN_SIGNALS == 0 {
+            py.check_signals()?;
+        }
         let bad = |why: String| bad_argument(py, format!("request {index} {why}"), None);
         let Ok((id, local, external, request_tables)) = request.extract::<Fields<'_>>() else {
             let got = type_name(&request);
@@ -213,7 +219,8 @@ fn facts_of<'py>(
             return Err(not_tables());
         }
         let mut actual = 0;
-        for table in request_tables.try_iter().map_err(|_| not_tables())? {
+        // One more than there should be is enough to know.
+        for table in request_tables.try_iter().map_err(|_| not_tables())?.take(num_groups + 1) {
             tables.push(&table?).map_err(|why| bad(format!("table {actual} {why}")))?;
             actual += 1;
         }

@@ -8,7 +8,7 @@ use decodebench_sim as sim;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use crate::error::trace_error;
+use crate::error::{plan_error, trace_error};
 use crate::group::group_tuple;
 use crate::step::{int32_array, int32_bytes, int64_array};
 use crate::table::unsigned;
@@ -66,7 +66,11 @@ impl Replay {
             let advanced = replay.advance(max_steps);
             (advanced, replay.planner().clone())
         });
-        match advanced.map_err(|error| trace_error(py, error.to_string()))? {
+        let contradiction = |error: sim::ReplayError| {
+            let refusal = error.refusal();
+            plan_error(py, error.to_string(), refusal.error.kind(), Some(&refusal.request))
+        };
+        match advanced.map_err(contradiction)? {
             sim::Advance::Fill(step) => FillStep::new(py, &planner, &step).map(Some),
             sim::Advance::Done => {
                 self.done.store(true, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use decodebench_core as core;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::error::{bad_argument, broken_rule};
 use crate::group::{Group, group_tuple};
@@ -14,6 +14,7 @@ use crate::group::{Group, group_tuple};
 #[pyclass(frozen, module = "decodebench._core")]
 pub(crate) struct StepPlan {
     num_blocks: u32,
+    null_block: Option<i32>,
     groups: Py<PyTuple>,
     request_ids: Py<PyTuple>,
     /// int32 [n].
@@ -44,6 +45,7 @@ impl StepPlan {
         let partials: Vec<i32> = partials.collect();
         Ok(Self {
             num_blocks: planner.pool().num_blocks(),
+            null_block: planner.pool().null_block(),
             groups: group_tuple(py, plan.groups())?.unbind(),
             request_ids: request_ids.unbind(),
             block_ids: int32_bytes(py, plan.all_block_ids()),
@@ -179,6 +181,7 @@ impl StepPlan {
         let specs = PyTuple::new(py, specs)?;
         let arguments = (
             self.num_blocks,
+            self.null_block,
             specs,
             self.request_ids.bind(py),
             self.block_ids.bind(py),
@@ -192,7 +195,7 @@ impl StepPlan {
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
         let Ok(other) = other.cast::<Self>() else { return Ok(false) };
         let other = other.get();
-        Ok(self.num_blocks == other.num_blocks
+        Ok((self.num_blocks, self.null_block) == (other.num_blocks, other.null_block)
             && self.counts == other.counts
             && self.groups.bind(py).eq(&other.groups)?
             && self.request_ids.bind(py).eq(&other.request_ids)?
@@ -219,6 +222,7 @@ impl StepPlan {
 pub(crate) fn restore_step_plan(
     py: Python<'_>,
     num_blocks: u32,
+    null_block: Option<i32>,
     groups: Vec<(String, u32)>,
     request_ids: Bound<'_, PyTuple>,
     block_ids: Bound<'_, PyBytes>,
@@ -241,17 +245,25 @@ pub(crate) fn restore_step_plan(
             return Err(corrupt("a buffer that is not int32"));
         }
     }
+    for id in &request_ids {
+        if !id.is_instance_of::<PyString>() {
+            return Err(corrupt("a request id that is not a str"));
+        }
+    }
+    let pool = core::Pool::new(num_blocks, null_block).map_err(|error| broken_rule(py, &error))?;
+    let int32s = |bytes: &Bound<'_, PyBytes>| int32_of(bytes.as_bytes()).collect::<Vec<_>>();
     core::StepPlan::check_parts(
-        num_blocks,
+        pool,
         &groups,
         request_ids.len(),
-        int32_of(block_ids.as_bytes()),
-        &int32_of(cell_ends.as_bytes()).collect::<Vec<_>>(),
-        &int32_of(partials.as_bytes()).collect::<Vec<_>>(),
+        &int32s(&block_ids),
+        &int32s(&cell_ends),
+        &int32s(&partials),
     )
     .map_err(|error| broken_rule(py, &error))?;
     Ok(StepPlan {
         num_blocks,
+        null_block,
         groups: group_tuple(py, &groups)?.unbind(),
         request_ids: request_ids.unbind(),
         block_ids: block_ids.unbind(),

@@ -24,6 +24,10 @@ fn printed(value: &Bound<'_, PyAny>) -> String {
     if text.len() > 40 { format!("a number of {} digits", text.len()) } else { text }
 }
 
+/// Most entries of one table. More blocks than any request has; a buffer may claim any number of entries
+/// without holding memory for them.
+const MAX_ENTRIES: usize = 1 << 26;
+
 /// Block tables, one after the other in one allocation, which [`Tables::clear`] keeps.
 #[derive(Default)]
 pub(crate) struct Tables {
@@ -41,13 +45,17 @@ impl Tables {
     }
 
     /// Room for `len` more entries.
-    fn claim(&mut self, len: usize) -> &mut [i32] {
+    fn claim(&mut self, len: usize) -> Result<&mut [i32], String> {
         let start = self.used;
-        self.used += len;
-        if self.entries.len() < self.used {
-            self.entries.resize(self.used, 0);
+        let used = start.checked_add(len).filter(|_| len <= MAX_ENTRIES);
+        let used = used.ok_or_else(|| format!("has {len} entries, more than {MAX_ENTRIES}"))?;
+        if let Some(missing) = used.checked_sub(self.entries.len()) {
+            let reserved = self.entries.try_reserve(missing);
+            reserved.map_err(|_| format!("has {len} entries, for which there is no memory"))?;
+            self.entries.resize(used, 0);
         }
-        &mut self.entries[start..self.used]
+        self.used = used;
+        Ok(&mut self.entries[start..used])
     }
 
     /// Appends a table; on failure says what is wrong with it.
@@ -70,7 +78,7 @@ impl Tables {
     }
 
     fn push_list(&mut self, list: &Bound<'_, PyList>) -> Result<(), String> {
-        for (index, slot) in self.claim(list.len()).iter_mut().enumerate() {
+        for (index, slot) in self.claim(list.len())?.iter_mut().enumerate() {
             // An entry's `__index__` may run Python code that shortens the list: then there is no such item.
             *slot = match small_int(list, index) {
                 Some(id) => id,
@@ -88,12 +96,16 @@ impl Tables {
             )
         };
         let buffer = PyUntypedBuffer::get(table).map_err(|_| not_a_table())?;
+        let foreign = if cfg!(target_endian = "little") { b">!".as_slice() } else { b"<" };
+        if buffer.format().to_bytes().first().is_some_and(|order| foreign.contains(order)) {
+            return Err("holds integers of the other byte order".into());
+        }
         if buffer.dimensions() != 1 {
             return Err(format!("has {} dimensions, not 1", buffer.dimensions()));
         }
         let py = table.py();
         if let Ok(buffer) = buffer.as_typed::<i32>() {
-            let entries = self.claim(buffer.item_count());
+            let entries = self.claim(buffer.item_count())?;
             buffer.copy_to_slice(py, entries).map_err(|error| error.to_string())
         } else if let Ok(buffer) = buffer.as_typed::<i64>() {
             self.narrow(py, buffer)
@@ -111,8 +123,9 @@ impl Tables {
         T: Element + std::fmt::Display,
         i32: TryFrom<T>,
     {
+        let entries = self.claim(buffer.item_count())?;
         let wide = buffer.to_vec(py).map_err(|error| error.to_string())?;
-        for (slot, entry) in self.claim(wide.len()).iter_mut().zip(wide) {
+        for (slot, entry) in entries.iter_mut().zip(wide) {
             *slot = i32::try_from(entry).map_err(|_| too_large(&entry.to_string()))?;
         }
         Ok(())
@@ -129,10 +142,10 @@ impl Tables {
 fn small_int(list: &Bound<'_, PyList>, index: usize) -> Option<i32> {
     let index = ffi::Py_ssize_t::try_from(index).ok()?;
     let mut overflow = 0;
-    // SAFETY: the caller's `Bound` proves that the thread is attached and that `list` is a list. A null
-    // item (an index out of range) is caught, and its exception cleared. The item is borrowed from the
-    // list; nothing between here and its last use can run Python code or drop it, since an exact `int`
-    // converts without a callback.
+    // SAFETY: the caller's `Bound` proves that this thread holds the GIL (the module asks for it where
+    // Python can run without) and that `list` is a list. A null item (an index out of range) is caught, and
+    // its exception cleared. The item is borrowed from the list; nothing between here and its last use can
+    // run Python code or let another thread drop it, since an exact `int` converts without a callback.
     let id = unsafe {
         let item = ffi::PyList_GetItem(list.as_ptr(), index);
         if item.is_null() {

@@ -1,14 +1,14 @@
 //! `Trace`.
 
 use std::cell::RefCell;
-use std::fs::File;
 use std::io::{self, Read};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use decodebench_sim as sim;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyBytes, PyDict, PyType};
 
 use crate::error::trace_error;
 use crate::table::unsigned;
@@ -20,10 +20,11 @@ pub(crate) struct Trace(pub(crate) Arc<sim::Trace>);
 #[pymethods]
 impl Trace {
     #[classmethod]
-    #[pyo3(signature = (path, limit=None))]
+    #[pyo3(signature = (file, name, limit=None))]
     fn read_mooncake(
         cls: &Bound<'_, PyType>,
-        path: &str,
+        file: &Bound<'_, PyAny>,
+        name: &str,
         limit: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = cls.py();
@@ -33,18 +34,15 @@ impl Trace {
                 unsigned(limit, u64::MAX).map_err(|why| trace_error(py, format!("limit {why}")))?;
             options.limit = Some(usize::try_from(limit).unwrap_or(usize::MAX));
         }
-        py.detach(|| {
-            if path == "-" {
-                return read(io::stdin().lock(), "<stdin>", options);
-            }
-            match File::open(path) {
-                Ok(file) => read(file, path, options),
-                Err(source) => {
-                    let error = sim::TraceError::open(path, source);
-                    Err(Python::attach(|py| trace_error(py, error.to_string())))
-                }
-            }
-        })
+        let failure = Rc::default();
+        let source = PythonFile { file: file.clone(), failure: Rc::clone(&failure) };
+        let trace = sim::Trace::parse_mooncake(source, name, options);
+        match failure.take() {
+            Some(failure) if !failure.is_instance_of::<PyOSError>(py) => Err(failure),
+            _ => trace
+                .map(|trace| Self(Arc::new(trace)))
+                .map_err(|error| trace_error(py, error.to_string())),
+        }
     }
 
     #[classmethod]
@@ -55,8 +53,8 @@ impl Trace {
     ) -> PyResult<Self> {
         let py = cls.py();
         let seed = unsigned(seed, u64::MAX).map_err(|why| trace_error(py, format!("seed {why}")))?;
-        let requests =
-            unsigned(requests, 1_000_000).map_err(|why| trace_error(py, format!("requests {why}")))?;
+        let requests = unsigned(requests, MAX_REQUESTS)
+            .map_err(|why| trace_error(py, format!("requests {why}")))?;
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
         Ok(Self(Arc::new(py.detach(|| sim::conversation(seed, requests)))))
     }
@@ -97,33 +95,35 @@ impl Trace {
     }
 }
 
-fn read(source: impl Read, name: &str, options: sim::TraceOptions) -> PyResult<Trace> {
-    let interrupt = Rc::default();
-    let source = Interruptible { source, interrupt: Rc::clone(&interrupt) };
-    let trace = sim::Trace::parse_mooncake(source, name, options);
-    if let Some(interrupt) = interrupt.take() {
-        return Err(interrupt);
-    }
-    trace
-        .map(|trace| Trace(Arc::new(trace)))
-        .map_err(|error| Python::attach(|py| trace_error(py, error.to_string())))
+/// Most requests of a made-up trace: it is made in one go, some tenths of a second for this many.
+const MAX_REQUESTS: u64 = 100_000;
+
+/// Bytes that are asked for at a time: few calls, and Ctrl-C does not wait long.
+const CHUNK: usize = 1 << 20;
+
+/// A binary file of Python's, which opens and waits as Python does: names of any encoding, pipes without a
+/// writer, signals.
+struct PythonFile<'py> {
+    file: Bound<'py, PyAny>,
+    /// What the file raised.
+    failure: Rc<RefCell<Option<PyErr>>>,
 }
 
-/// A source that ends in an error when Python has a signal to raise: reading may wait for a pipe.
-struct Interruptible<R> {
-    source: R,
-    interrupt: Rc<RefCell<Option<PyErr>>>,
-}
-
-impl<R: Read> Read for Interruptible<R> {
+impl Read for PythonFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.source.read(buffer);
-        match Python::attach(|py| py.check_signals()) {
-            Ok(()) => read,
-            Err(interrupt) => {
-                self.interrupt.replace(Some(interrupt));
-                Err(io::Error::other("interrupted"))
-            }
-        }
+        let mut read = || {
+            self.file.py().check_signals()?;
+            let bytes = self.file.call_method1("read", (buffer.len().min(CHUNK),))?;
+            let bytes = bytes.cast::<PyBytes>()?;
+            let target = buffer.get_mut(..bytes.as_bytes().len());
+            let target = target.ok_or_else(|| PyValueError::new_err("read more than asked for"))?;
+            target.copy_from_slice(bytes.as_bytes());
+            Ok(target.len())
+        };
+        read().map_err(|failure: PyErr| {
+            let message = failure.value(self.file.py()).to_string();
+            self.failure.replace(Some(failure));
+            io::Error::other(message)
+        })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use decodebench_core::PlanError;
+use decodebench_core::{PlanError, Pool};
 use thiserror::Error;
 
 use crate::trace::{MAX_TOKENS, ns_of_ms};
@@ -120,7 +120,7 @@ impl ReplayConfig {
         if !(1..=MAX_TOKENS).contains(&block_size) {
             return Err(ConfigError::BlockSize { block_size });
         }
-        if !(2..=i32::MAX.unsigned_abs()).contains(&num_blocks) {
+        if !(2..=Pool::MAX_BLOCKS).contains(&num_blocks) {
             return Err(ConfigError::NumBlocks { num_blocks });
         }
         if self.groups.is_empty() {
@@ -161,7 +161,7 @@ pub enum ConfigError {
         block_size: u32,
     },
     /// Size of the pool.
-    #[error("num_blocks {num_blocks} is not in [2, {max}]", max = i32::MAX)]
+    #[error("num_blocks {num_blocks} is not in [2, {max}]", max = Pool::MAX_BLOCKS)]
     NumBlocks {
         /// What was given.
         num_blocks: u32,

@@ -61,14 +61,21 @@ impl LeadingFill {
         }
     }
 
+    /// Number of blocks, in all groups.
+    pub(crate) fn len(&self) -> usize {
+        self.groups.iter().map(|(ids, _)| ids.len()).sum()
+    }
+
     /// Drops all but the last of the selections of each block.
     pub(crate) fn keep_last(&mut self) {
         for (ids, ends) in &mut self.groups {
             let mut seen = FxHashSet::default();
             let mut keep: Vec<bool> = ids.iter().rev().map(|&id| seen.insert(id)).collect();
             keep.reverse();
+            let (mut position, mut kept) = (0, 0);
             for end in ends.iter_mut() {
-                *end = keep[..*end].iter().filter(|&&kept| kept).count();
+                kept += keep[position..*end].iter().filter(|&&kept| kept).count();
+                position = std::mem::replace(end, kept);
             }
             let mut kept = keep.iter();
             ids.retain(|_| kept.next().copied().unwrap_or(true));

@@ -194,8 +194,9 @@ impl Replay {
                     let blocks = sequence.external().div_ceil(self.block_size);
                     fill.push(sequence.tables(), blocks as usize);
                 }
-                self.totals.add_leading(&fill);
+                let named = fill.len();
                 fill.keep_last();
+                self.totals.add_leading(&fill, named - fill.len());
                 Fills::Leading(fill)
             }
         };

@@ -95,11 +95,12 @@ impl FillTotals {
         self.duplicates_merged += plan.repeats_merged();
     }
 
-    pub(crate) fn add_leading(&mut self, fill: &LeadingFill) {
+    pub(crate) fn add_leading(&mut self, fill: &LeadingFill, duplicates: usize) {
         for (group, total) in self.blocks_selected.iter_mut().enumerate() {
             *total += fill.block_ids(group).len() as u64;
         }
         self.null_blocks_skipped += fill.null_blocks_skipped();
+        self.duplicates_merged += duplicates as u64;
     }
 
     /// A step's selection took so long, for `admissions` sequences, at least one.

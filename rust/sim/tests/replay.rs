@@ -51,11 +51,11 @@ fn with_a_pool_for_everything_the_hits_are_the_ideal_ones() {
         env!("CARGO_MANIFEST_DIR"),
         "/../../../shared/traces/mooncake_conversation.jsonl"
     ));
-    if !path.exists() {
+    let Ok(file) = std::fs::File::open(path) else {
         eprintln!("skipped: no {}", path.display());
         return;
-    }
-    let trace = Arc::new(Trace::read_mooncake(path, TraceOptions::default()).expect("good"));
+    };
+    let trace = Arc::new(Trace::parse_mooncake(file, "t", TraceOptions::default()).expect("good"));
     for (block_size, num_blocks, hits) in [(16, 10_000_000, 54_097_440), (512, 400_000, 54_063_104)] {
         let stats = run(&trace, ReplayConfig::new(block_size, num_blocks));
         assert_eq!((stats.requests, stats.finished, stats.preemptions), (12_031, 12_031, 0));
@@ -129,13 +129,8 @@ fn a_request_runs_one_step_per_output_token() {
 
 #[test]
 fn what_can_never_fit_is_rejected_and_does_not_block() {
-    let rows: &[(u32, u32, u32, &[u64])] = &[
-        (0, 64, 1, &[]),
-        (0, 65, 1, &[]),
-        (0, 60, 5, &[]),
-        (0, 60, 6, &[]),
-        (0, 3, 2_000_000_000, &[]),
-    ];
+    let rows: &[(u32, u32, u32, &[u64])] =
+        &[(0, 64, 1, &[]), (0, 65, 1, &[]), (0, 60, 5, &[]), (0, 60, 6, &[]), (0, 3, 100_000_000, &[])];
     let stats = run(&trace(rows, 512), ReplayConfig::new(16, 5));
     assert_eq!((stats.requests, stats.rejected, stats.finished), (2, 3, 2));
     assert_eq!((stats.unhashed, stats.peak_blocks), (5, 4));
@@ -219,9 +214,9 @@ fn settings_out_of_range_are_refused() {
         let error = Replay::new(Arc::new(conversation(0, 1)), config).expect_err("out of range");
         error.to_string()
     };
-    assert_eq!(refused(|c| c.block_size = 0), "block_size 0 is not in [1, 2147483647]");
-    assert_eq!(refused(|c| c.num_blocks = 1), "num_blocks 1 is not in [2, 2147483647]");
-    assert_eq!(refused(|c| c.num_blocks = 1 << 31), "num_blocks 2147483648 is not in [2, 2147483647]");
+    assert_eq!(refused(|c| c.block_size = 0), "block_size 0 is not in [1, 134217728]");
+    assert_eq!(refused(|c| c.num_blocks = 1), "num_blocks 1 is not in [2, 268435456]");
+    assert_eq!(refused(|c| c.num_blocks = 1 << 31), "num_blocks 2147483648 is not in [2, 268435456]");
     assert_eq!(refused(|c| c.groups.clear()), "no KV-cache group");
     assert_eq!(refused(|c| c.max_num_seqs = 0), "max_num_seqs is 0");
     for step_ms in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-9] {
@@ -230,7 +225,7 @@ fn settings_out_of_range_are_refused() {
         assert!(matches!(error, Err(ConfigError::Step { .. })), "{step_ms}");
     }
     let window =
-        "group \"window:0\" is neither \"full\" nor \"window:TOKENS\" with TOKENS in [1, 2147483647]";
+        "group \"window:0\" is neither \"full\" nor \"window:TOKENS\" with TOKENS in [1, 134217728]";
     assert_eq!(refused(|c| c.groups = vec![GroupKind::Window(0)]), window);
     for text in ["window:0", "window", "window:", "window:-1", "window:4096x", "Full", "full:1", ""] {
         let error = text.parse::<GroupKind>().expect_err(text).to_string();

@@ -1,5 +1,6 @@
 //! What the Mooncake reader accepts, what it refuses, and what it says then.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -82,15 +83,15 @@ fn refusals_are_one_line_with_file_line_and_reason() {
         (row("0", "\"8\"", "1", "[]"), "input_length is a string, not a number"),
         (row("0", "true", "1", "[]"), "input_length is a boolean, not a number"),
         (row("0", "null", "1", "[]"), "input_length is missing"),
-        (row("0", "2147483648", "1", "[]"), "input_length is above 2147483647"),
-        (row("0", max, "1", "[]"), "input_length is above 2147483647"),
-        (row("0", "1e300", "1", "[]"), "input_length is above 2147483647"),
+        (row("0", "2147483648", "1", "[]"), "input_length is above 134217728"),
+        (row("0", max, "1", "[]"), "input_length is above 134217728"),
+        (row("0", "1e300", "1", "[]"), "input_length is above 134217728"),
         (row("0", "1", "-1", "[]"), "output_length is negative"),
         (row("0", "1", "0.5", "[]"), "output_length 0.5 is not a whole number"),
         (row("0", "1", "null", "[]"), "output_length is missing"),
         (
-            row("0", "1", "2147483647", "[]"),
-            "input_length 1 + output_length 2147483647 is above 2147483647",
+            row("0", "1", "134217728", "[]"),
+            "input_length 1 + output_length 134217728 is above 134217728",
         ),
         ("{\"timestamp\": 0, \"input_length\": 1}".into(), "output_length is missing"),
         // Times.
@@ -242,25 +243,24 @@ fn what_is_no_text_is_refused() {
 
 #[test]
 fn hash_blocks_have_a_size() {
-    for hash_block_size in [0, 1 << 31] {
+    for hash_block_size in [0, (1 << 27) + 1] {
         let options = TraceOptions { hash_block_size, limit: None };
         let error = Trace::parse_mooncake(good().as_bytes(), "t", options).expect_err("refused");
-        assert!(error.to_string().contains("is not in [1, 2147483647]"), "{error}");
+        assert!(error.to_string().contains("is not in [1, 134217728]"), "{error}");
     }
-    let whole = TraceOptions { hash_block_size: i32::MAX.unsigned_abs(), limit: None };
-    let text = row("0", "2147483646", "1", "[1]").repeat(2);
+    let whole = TraceOptions { hash_block_size: 1 << 27, limit: None };
+    let text = row("0", "134217727", "1", "[1]").repeat(2);
     let trace = Trace::parse_mooncake(text.as_bytes(), "t", whole).expect("good rows");
-    assert_eq!(trace.ideal_hit_tokens(1), 2_147_483_645);
+    assert_eq!(trace.ideal_hit_tokens(1), 134_217_726);
 }
 
 #[test]
-fn directories_and_missing_files_are_refused() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for path in [here.to_owned(), here.join("none")] {
-        let message = Trace::read_mooncake(&path, OPTIONS).expect_err("refused").to_string();
-        assert!(message.contains("cannot"), "{message}");
-        assert_eq!(message.lines().count(), 1);
-    }
+fn a_source_that_cannot_be_read_is_refused() {
+    let directory = File::open(env!("CARGO_MANIFEST_DIR")).expect("a directory opens");
+    let error = Trace::parse_mooncake(directory, "t", OPTIONS).expect_err("but cannot be read");
+    let message = error.to_string();
+    assert!(message.starts_with("t:1: cannot read"), "{message}");
+    assert_eq!(message.lines().count(), 1);
 }
 
 /// Hands out one byte at a time.
@@ -285,11 +285,11 @@ fn published_traces() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
     let file = |name: &str| {
         let path = folder.join(name);
-        let there = path.exists();
-        if !there {
+        let Ok(file) = File::open(path) else {
             eprintln!("skipped: no {name}");
-        }
-        there.then(|| Trace::read_mooncake(&path, OPTIONS))
+            return None;
+        };
+        Some(Trace::parse_mooncake(file, name, OPTIONS))
     };
     if let Some(trace) = file("mooncake_conversation.jsonl") {
         let trace = trace.expect("a good trace");

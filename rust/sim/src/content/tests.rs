@@ -71,15 +71,15 @@ proptest! {
 #[test]
 fn too_many_blocks_are_refused() {
     let mut builder = TraceBuilder::new(512);
-    for line in 1..=4 {
-        let row = Row { arrival_ns: 0, input_tokens: 1 << 30, output_tokens: 1, ids: &[] };
+    for line in 1..=32 {
+        let row = Row { arrival_ns: 0, input_tokens: (1 << 27) - 1, output_tokens: 1, ids: &[] };
         builder.push(line, &row).expect("a good row");
     }
     let trace = Arc::new(builder.finish());
     assert!(Contents::new(Arc::clone(&trace), 2, 1, |_| true).is_ok());
     assert!(matches!(
         Contents::new(Arc::clone(&trace), 2, 2, |_| true),
-        Err(ConfigError::TooManyBlocks { blocks: 2_147_483_648, block_size: 2, groups: 2 })
+        Err(ConfigError::TooManyBlocks { block_size: 2, groups: 2, .. })
     ));
     assert!(Contents::new(trace, 1, 2, |_| false).is_ok());
 }

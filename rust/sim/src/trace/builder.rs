@@ -1,6 +1,6 @@
 //! Rows in, a checked trace out.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::{MAX_TOKENS, Record, RowError, Trace, TraceNotes, ms_of_ns};
 
@@ -10,7 +10,8 @@ pub(crate) struct TraceBuilder {
     hash_block_size: u32,
     requests: Vec<Record>,
     hash_blocks: Vec<u32>,
-    numbers: FxHashMap<u64, u32>,
+    /// Ids come from a file: a hash that anyone can foresee would let it make every one of them collide.
+    numbers: HashMap<u64, u32>,
     firsts: Vec<First>,
     notes: TraceNotes,
 }
@@ -40,7 +41,7 @@ impl TraceBuilder {
             hash_block_size,
             requests: Vec::new(),
             hash_blocks: Vec::new(),
-            numbers: FxHashMap::default(),
+            numbers: HashMap::new(),
             firsts: Vec::new(),
             notes: TraceNotes::default(),
         }

@@ -4,20 +4,12 @@ use std::io;
 
 use thiserror::Error;
 
-use super::{MAX_TOKENS, one_line};
+use super::MAX_TOKENS;
 
 /// A trace that cannot be read. Displays as one line, `FILE:LINE: reason`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The file cannot be opened.
-    #[error("{file}: cannot open: {source}")]
-    Open {
-        /// Name of the file.
-        file: String,
-        /// What the system said.
-        source: io::Error,
-    },
     /// A row is refused, or the file cannot be read at this row.
     #[error("{file}:{line}: {reason}")]
     Row {
@@ -41,14 +33,6 @@ pub enum TraceError {
         /// Name of the file.
         file: String,
     },
-}
-
-impl TraceError {
-    /// The file `name` cannot be opened.
-    #[must_use]
-    pub fn open(name: &str, source: io::Error) -> Self {
-        Self::Open { file: one_line(name), source }
-    }
 }
 
 /// What is wrong with one row of a trace.

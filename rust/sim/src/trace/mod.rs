@@ -6,15 +6,14 @@ mod json;
 mod lines;
 mod mooncake;
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io::Read;
 
 pub(crate) use builder::{Row, TraceBuilder};
 pub use error::{RowError, TraceError};
 
-/// Largest token count of one request, prompt and output together.
-pub(crate) const MAX_TOKENS: u32 = i32::MAX.unsigned_abs();
+/// Largest token count of one request, prompt and output together: a hundred times any context there is. A
+/// row of a few bytes must not ask for more memory than a machine has.
+pub(crate) const MAX_TOKENS: u32 = 1 << 27;
 
 /// Largest timestamp, in milliseconds: some 300 years.
 pub(crate) const MAX_MS: u64 = 10_000_000_000_000;
@@ -88,28 +87,12 @@ struct Record {
 
 impl Trace {
     /// Reads a Mooncake trace: one JSON object per line with `timestamp` (milliseconds),
-    /// `input_length`, `output_length` and `hash_ids`; plain or gzip. `-` reads standard input.
+    /// `input_length`, `output_length` and `hash_ids`; plain or gzip. Errors call it `name`.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, has no rows, or a row is malformed, inconsistent with an earlier one, or
+    /// The source cannot be read, has no rows, or a row is malformed, inconsistent with an earlier one, or
     /// of a format that means something else.
-    pub fn read_mooncake(path: &Path, options: TraceOptions) -> Result<Self, TraceError> {
-        if path.as_os_str() == "-" {
-            return Self::parse_mooncake(io::stdin().lock(), "<stdin>", options);
-        }
-        let name = path.display().to_string();
-        match File::open(path) {
-            Ok(file) => Self::parse_mooncake(file, &name, options),
-            Err(source) => Err(TraceError::open(&name, source)),
-        }
-    }
-
-    /// Reads a Mooncake trace, plain or gzip, from anywhere; errors call it `name`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Trace::read_mooncake`].
     pub fn parse_mooncake(
         reader: impl Read,
         name: &str,
