@@ -222,8 +222,7 @@ def test_streams_that_take_nothing(redirect: str, code: int, err: str) -> None:
     for command in (f"echo '{json.dumps(REQUEST)}' | {COMMAND} plan", f"{COMMAND} replay"):
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", f"{command} {redirect}"],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             check=False,
         )

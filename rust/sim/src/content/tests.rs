@@ -71,7 +71,7 @@ proptest! {
 #[test]
 fn too_many_blocks_are_refused() {
     let mut builder = TraceBuilder::new(512);
-    for line in 1..=32 {
+    for line in 1..=33 {
         let row = Row { arrival_ns: 0, input_tokens: (1 << 27) - 1, output_tokens: 1, ids: &[] };
         builder.push(line, &row).expect("a good row");
     }
