@@ -1,5 +1,6 @@
 //! `StepPlan`.
 
+use std::borrow::Cow;
 use std::num::NonZeroU32;
 
 use decodebench_core as core;
@@ -56,7 +57,7 @@ impl StepPlan {
     }
 
     fn ends(&self, py: Python<'_>) -> Vec<i32> {
-        int32_of(self.cell_ends.as_bytes(py)).collect()
+        int32s(self.cell_ends.as_bytes(py)).into_owned()
     }
 
     fn num_requests(&self, py: Python<'_>) -> usize {
@@ -251,14 +252,13 @@ pub(crate) fn restore_step_plan(
         }
     }
     let pool = core::Pool::new(num_blocks, null_block).map_err(|error| broken_rule(py, &error))?;
-    let int32s = |bytes: &Bound<'_, PyBytes>| int32_of(bytes.as_bytes()).collect::<Vec<_>>();
     core::StepPlan::check_parts(
         pool,
         &groups,
         request_ids.len(),
-        &int32s(&block_ids),
-        &int32s(&cell_ends),
-        &int32s(&partials),
+        &int32s(block_ids.as_bytes()),
+        &int32s(cell_ends.as_bytes()),
+        &int32s(partials.as_bytes()),
     )
     .map_err(|error| broken_rule(py, &error))?;
     Ok(StepPlan {
@@ -297,6 +297,10 @@ pub(crate) fn int32_bytes(py: Python<'_>, numbers: &[i32]) -> Py<PyBytes> {
     PyBytes::new(py, bytemuck::cast_slice(numbers)).unbind()
 }
 
-fn int32_of(bytes: &[u8]) -> impl ExactSizeIterator<Item = i32> {
-    bytes.chunks_exact(4).map(|bytes| bytes.try_into().map_or(0, i32::from_ne_bytes))
+/// The native int32s of `bytes`: in place, unless they are not aligned.
+fn int32s(bytes: &[u8]) -> Cow<'_, [i32]> {
+    match bytemuck::try_cast_slice(bytes) {
+        Ok(numbers) => Cow::Borrowed(numbers),
+        Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+    }
 }
