@@ -301,6 +301,9 @@ pub(crate) fn int32_bytes(py: Python<'_>, numbers: &[i32]) -> Py<PyBytes> {
 fn int32s(bytes: &[u8]) -> Cow<'_, [i32]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),
-        Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+        Err(_) => {
+            let words = bytes.chunks_exact(4).map(|word| word.try_into().map_or(0, i32::from_ne_bytes));
+            Cow::Owned(words.collect())
+        }
     }
 }
