@@ -347,3 +347,12 @@ def test_the_plugin_name_and_a_multi_connector_find_the_class(tmp_path):
     engine.add("r", list(range(40)))
     (metadata,) = engine.schedule().kv_connector_metadata.metadata
     assert metadata.reqs_to_fill["r"][1] == 39
+
+
+def test_the_installed_package_announces_the_plugin():
+    from importlib.metadata import entry_points
+
+    from decodebench.vllm.plugin import register
+
+    (found,) = entry_points(group="vllm.general_plugins", name="decodebench")
+    assert found.load() is register
