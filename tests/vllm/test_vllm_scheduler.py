@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -356,3 +358,17 @@ def test_the_installed_package_announces_the_plugin():
 
     (found,) = entry_points(group="vllm.general_plugins", name="decodebench")
     assert found.load() is register
+
+
+def test_an_older_vllm_is_refused_in_one_line():
+    code = (
+        "from vllm import version\n"
+        "version.__version_tuple__, version.__version__ = (0, 31, 2), '0.31.2'\n"
+        "import decodebench.vllm"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.stderr.splitlines()[-1].endswith(
+        "DecodeBenchError: decodebench.vllm needs vLLM 0.32 or later, found 0.31.2"
+    )
