@@ -161,7 +161,7 @@ def test_packed_pages_are_zeroed_with_one_warning(mode, caplog):
     config = cache_config(full(dtype=dtype, kv_quant_mode=mode))
     cache = torch.full((32, 2, BLOCK, 8), 7, dtype=dtype)
     for _ in range(2):
-        fill(worker_side(config, {"layer0": cache}), chosen([1]))
+        fill(worker_side(config, {"layer0": cache}, cache_dtype="fp8"), chosen([1]))
     assert not cache[1].any()
     assert (cache[2:] == 7).all()
     warnings = [r for r in caplog.records if "filled with zeros" in r.message]
