@@ -4,6 +4,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -299,24 +300,28 @@ def test_statistics_of_a_step():
     assert connector.get_kv_connector_stats() is None
 
 
-def test_the_engines_scheduler_never_prefills_after_a_preemption(tmp_path):
-    engine = Engine(tmp_path, OURS, num_blocks=12)
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_the_engines_scheduler_never_prefills_after_a_preemption(tmp_path, in_flight):
+    engine = Engine(tmp_path, OURS, num_blocks=12, async_scheduling=in_flight > 1)
     requests = [engine.add(f"r{i}", [100 * i + j for j in range(64)], 60) for i in range(2)]
-    steps = 0
     fills = []
-    while engine.scheduler.running or engine.scheduler.waiting:
+    steps = deque()
+    for _ in range(500):
         output = engine.schedule()
         assert all(count == 1 for count in output.num_scheduled_tokens.values())
         for name, (tables, external) in output.kv_connector_metadata.reqs_to_fill.items():
             fills.append((name, external))
             own = engine.scheduler.kv_cache_manager.get_block_ids(name)[0]
             assert set(tables[0]) <= set(own)
-        engine.finish_step(output)
-        steps += 1
-        assert steps < 500
+        steps.append(output)
+        if len(steps) == in_flight:
+            engine.finish_step(steps.popleft())
+        if not engine.scheduler.running and not engine.scheduler.waiting:
+            break
+    assert all(req.is_finished() and req.num_output_tokens == 60 for req in requests)
+    assert sum(req.num_preemptions for req in requests) > 0
     assert len(fills) > len(requests)
     assert all(external > 0 for _, external in fills)
-    assert sum(req.num_preemptions for req in requests) > 0
 
 
 def test_the_engines_prefix_hits_are_not_filled(tmp_path):

@@ -25,6 +25,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
@@ -163,7 +164,14 @@ def fill(connector: DecodeBenchConnector, metadata: DecodeBenchConnectorMetadata
 class Engine:
     """vLLM's scheduler with a connector; every step yields one token per request."""
 
-    def __init__(self, path: Path, kv_transfer: dict[str, Any], *, num_blocks: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kv_transfer: dict[str, Any],
+        *,
+        num_blocks: int,
+        async_scheduling: bool = False,
+    ) -> None:
         (path / "config.json").write_text(
             json.dumps(
                 {
@@ -193,14 +201,14 @@ class Engine:
                 max_model_len=4096,
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
-                async_scheduling=False,
+                async_scheduling=async_scheduling,
             ),
             cache_config=cache,
             kv_transfer_config=KVTransferConfig(kv_role="kv_both", **kv_transfer),
             device_config=DeviceConfig("cpu"),
         )
         self.config = config
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=cache_config(full(), num_blocks=num_blocks),
             log_stats=True,
