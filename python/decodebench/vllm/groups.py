@@ -15,9 +15,10 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
-from decodebench import Group, LayoutError
+from decodebench import Group, LayoutError, Planner
+from decodebench.vllm.options import Options
 
-__all__ = ["layer_spec", "planner_groups", "startup_groups"]
+__all__ = ["layer_spec", "planner_groups", "startup_groups", "step_planner"]
 
 
 def planner_groups(config: KVCacheConfig, dcp_world_size: int) -> list[Group]:
@@ -46,6 +47,19 @@ def startup_groups(config: KVCacheConfig, groups: list[Group]) -> set[int]:
         if group.indexing in ("positional", "state")
         and not (config.needs_kv_cache_zeroing and group.indexing == "positional")
     }
+
+
+def step_planner(config: KVCacheConfig, dcp_world_size: int, options: Options) -> Planner:
+    """Return the planner of a step's fills, on which scheduler and workers agree.
+
+    Groups that a fill at start-up covers are excluded.
+    """
+    groups = planner_groups(config, dcp_world_size)
+    covered = startup_groups(config, groups) if options.startup_fill else ()
+    return Planner(
+        [Group("excluded") if i in covered else group for i, group in enumerate(groups)],
+        config.num_blocks,
+    )
 
 
 def layer_spec(group: KVCacheGroupSpec, layer_name: str) -> KVCacheSpec:

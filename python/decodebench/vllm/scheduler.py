@@ -11,27 +11,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from decodebench import Group, Planner, StepPlan
-from decodebench.vllm.groups import planner_groups, startup_groups
+from decodebench import StepPlan
+from decodebench.vllm.groups import step_planner
 from decodebench.vllm.metadata import DecodeBenchConnectorMetadata
 from decodebench.vllm.options import Options
 from decodebench.vllm.stats import DecodeBenchConnectorStats
 
-__all__ = ["FillScheduler", "step_planner"]
+__all__ = ["FillScheduler"]
 
 logger = init_logger(f"vllm.{__name__}")
 
 _NOTHING: Final = DecodeBenchConnectorMetadata()
-
-
-def step_planner(config: KVCacheConfig, dcp_world_size: int, options: Options) -> Planner:
-    """Return the planner of a step's fills; scheduler and workers agree on it."""
-    groups = planner_groups(config, dcp_world_size)
-    covered = startup_groups(config, groups) if options.startup_fill else ()
-    return Planner(
-        [Group("excluded") if i in covered else group for i, group in enumerate(groups)],
-        config.num_blocks,
-    )
 
 
 class FillScheduler:

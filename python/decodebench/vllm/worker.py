@@ -14,10 +14,9 @@ from decodebench import Group, LayoutError, Planner
 from decodebench.fill import Filler, Selection
 from decodebench.layout import Layer
 from decodebench.vllm.caches import CacheReader
-from decodebench.vllm.groups import layer_spec, planner_groups, startup_groups
+from decodebench.vllm.groups import layer_spec, planner_groups, startup_groups, step_planner
 from decodebench.vllm.metadata import DecodeBenchConnectorMetadata, ReqsToFill
 from decodebench.vllm.options import Options
-from decodebench.vllm.scheduler import step_planner
 from decodebench.vllm.stats import DecodeBenchConnectorStats
 
 __all__ = ["FillWorker"]
