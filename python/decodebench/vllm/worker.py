@@ -160,9 +160,7 @@ def _selection(reqs_to_fill: ReqsToFill, planner: Planner) -> _Blocks:
     """Return blocks that were chosen already, each once."""
     # A ring is a group whose whole table is taken.
     chosen = Planner(
-        [Group("excluded" if g.indexing == "excluded" else "ring") for g in planner.groups],
-        planner.num_blocks,
-        null_block=None,
+        [Group("ring")] * len(planner.groups), planner.num_blocks, null_block=None
     ).plan_step(
         [(name, 0, num_tokens, tables) for name, (tables, num_tokens) in reqs_to_fill.items()]
     )
