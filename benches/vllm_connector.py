@@ -29,6 +29,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from decodebench import vllm as ours
+from timing import medians
 
 BLOCK_SIZE = 16
 CLASSES = {"in-tree": in_tree.DecodeBenchConnector, "decodebench": ours.DecodeBenchConnector}
@@ -56,17 +57,6 @@ def cache_config(groups: list[list[str]], num_blocks: int) -> KVCacheConfig:
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(layers, spec) for layers in groups],
     )
-
-
-def medians(rounds: int, functions: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each function, timed in turn."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def scheduler_side(num_groups: int, num_blocks: int, rounds: int) -> None:
@@ -172,7 +162,7 @@ def worker_side(std: float, requests: int, num_blocks: int, layers: int, rounds:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < max(size / 4, 1 << 22), f"a temporary of {peak} bytes for a fill of {size}"
-    seconds = medians(rounds, fills)
+    seconds = dict(zip(fills, medians(rounds, *fills.values()), strict=True))
     what = f"{f'normal, std {std}' if std else 'constant'}: {size / 1e9:.2f} GB"
     print(f"worker side, {requests} x {num_blocks} blocks, {layers} layers, {what}")
     report(seconds, 1e3, "ms")
