@@ -7,7 +7,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin
 
-.PHONY: build demo test test-rust test-python check lint bench bench-fast clean
+VLLM ?= 0.32.0
+VLLM_ENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/decodebench/vllm-$(VLLM)
+
+.PHONY: build demo test test-rust test-python test-vllm check lint bench bench-fast clean
 
 ## Build the extension and install the package, with its tools, into .venv.
 build: .venv/tools
@@ -34,7 +37,17 @@ test-rust:
 test-python: build
 	$(BIN)/python -m pytest
 
-## What CI runs.
+## The connector under a real vLLM, VLLM=0.32.0 or another version that has a CPU build on PyPI. It
+## is installed once, outside the checkout.
+test-vllm: build
+	PYTHON=$(PYTHON) tests/vllm/install.sh $(VLLM) $(VLLM_ENV)
+	rm -rf target/vllm
+	$(MATURIN) build --release --locked --out target/vllm
+	$(BIN)/pip install --quiet --no-deps --target target/vllm/site target/vllm/*.whl
+	@# vLLM's own imports warn.
+	PYTHONPATH=$(CURDIR)/target/vllm/site $(VLLM_ENV)/bin/python -m pytest -W default tests/vllm
+
+## What CI runs; test-vllm comes on top where there is room for it.
 check: lint test bench-fast
 
 lint: build

@@ -223,6 +223,32 @@ def test_groups_may_share_memory_and_ring_gets_zeros():
     assert (cache[[0, 2, 4, 5, 7]] == 7).all()
 
 
+def test_layers_that_want_zeros_get_them():
+    packed, plain = np.full((4, 2), 7, np.uint8), np.full((4, 2), 7, np.float32)
+    planner = Planner([Group("positional", 2)], 4)
+    layers = [Layer(packed, planner, 0, zeros=True), Layer(plain, planner, 0)]
+    Filler(layers, Constant(1.5)).fill(planner.plan_step([("r", 0, 3, [[1, 2]])]))
+    assert packed.tolist() == [[7, 7], [0, 0], [0, 0], [7, 7]]
+    assert plain.tolist() == [[7, 7], [1.5, 1.5], [1.5, 1.5], [7, 7]]
+
+
+def test_part_of_a_block_is_refused_where_slots_are_unknown():
+    known, unknown = np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float32)
+    planner = Planner([Group("positional", 2)], 4)
+    layers = [
+        Layer(known, planner, 0),
+        Layer(unknown, planner, 0, name="odd", whole_blocks=True),
+    ]
+    filler = Filler(layers, Constant(1.0))
+    with pytest.raises(LayoutError, match=r"'odd' is not addressed .* tokens \[1, 2\) of block 3"):
+        filler.fill(planner.plan_step([("r", 1, 3, [[3, 2]])]))
+    assert not known.any()
+    assert not unknown.any()
+    filler.fill(planner.plan_step([("r", 2, 1, [[3, 2]])]))
+    assert known[2].all()
+    assert unknown[2].all()
+
+
 def test_groups_without_layers_and_excluded_groups_write_nothing():
     planner = planner_of(KV, Group("ring"), Group("excluded"))
     cache = kv_cache()

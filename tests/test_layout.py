@@ -338,3 +338,43 @@ def test_refusals_say_what_and_where(cache, options, message):
     assert text.startswith("layer 'L'")
     assert "\n" not in text
     assert isinstance(caught.value, DecodeBenchError)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("interleave", [1, 2, 4])
+def test_no_rank_loses_a_local_token_under_context_parallelism(world, interleave):
+    slots = 8
+    planner = Planner([Group("positional", slots * world)], B)
+    layer = Layer(zeros(B, slots, D), planner, 0, token_axis=1, interleave=interleave)
+    ((segment,),) = layer.tensors
+    # The slot of a token, on its rank.
+    slot_of = {
+        token: token // (interleave * world) * interleave + token % interleave
+        for token in range(slots * world)
+    }
+    for local in range(slots * world + 1):
+        kept = {slot for token, slot in slot_of.items() if token < local}
+        first, end = segment.window(local, slots * world)
+        assert set(range(first)) == kept
+        assert end == slots
+
+
+def test_whole_blocks_are_for_caches_without_an_axis_of_tokens():
+    ambiguous, without = zeros(B, N, N), zeros(B, 5)
+    for cache in (ambiguous, without):
+        with pytest.raises(LayoutError, match="pass token_axis"):
+            Layer(cache, PLANNER, 0)
+        layer = Layer(cache, PLANNER, 0, whole_blocks=True)
+        assert not layer.by_token
+        ((segment,),) = layer.tensors
+        assert (segment.slots, segment.block_bytes) == (1, cache[0].nbytes)
+    told = Layer(ambiguous, PLANNER, 0, whole_blocks=True, token_axis=2)
+    assert told.by_token
+    assert told.tensors == Layer(ambiguous, PLANNER, 0, token_axis=2).tensors
+    assert Layer(zeros(B, N, D), PLANNER, 0, whole_blocks=True).by_token
+
+
+def test_zeros_need_no_encoding():
+    assert Layer(zeros(B, N, dtype=np.int8), PLANNER, 0, zeros=True).zeros
+    assert Layer(zeros(B, 4), PLANNER, 2).zeros
+    assert not Layer(zeros(B, N), PLANNER, 0).zeros

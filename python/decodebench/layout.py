@@ -56,7 +56,8 @@ class Segment:
     ``planes`` x ``slots`` runs of ``slot_bytes`` contiguous bytes, run ``(p, s)`` at
     ``p * plane_stride + s * slot_stride``; a stride that is never used is 0. A slot holds what the
     tensor stores for ``tokens_per_slot`` tokens; a tensor that is not addressed by token has one
-    slot.
+    slot. Under context parallelism these tokens are not consecutive: ``interleave`` slots hold
+    tokens of one rank before those of the next begin.
 
     Run ``(p, s)`` is run ``(first_plane + p, first_slot + s)`` of the whole tensor, whose blocks
     have ``block_slots`` slots. That gives every byte an offset in *packed order*, which is what
@@ -80,6 +81,7 @@ class Segment:
     block_slots: int
     tokens_per_slot: int
     dtype: str
+    interleave: int = 1
 
     @property
     def block_bytes(self) -> int:
@@ -129,9 +131,14 @@ class Segment:
         """Return the slots, half-open, that may be written for tokens of a block.
 
         The tokens are ``[first_token, end_token)``, counted from the start of the block. A slot
-        that also holds a token before ``first_token`` is left out: that token is somebody's.
+        that may hold a token before ``first_token``, on whichever rank, is left out: that token is
+        somebody's.
         """
-        bounds = (-(-token // self.tokens_per_slot) for token in (first_token, end_token))
+        stripe = self.interleave * self.tokens_per_slot
+        bounds = (
+            token // stripe * self.interleave + min(token % stripe, self.interleave)
+            for token in (first_token, end_token)
+        )
         first, end = (min(max(slot - self.first_slot, 0), self.slots) for slot in bounds)
         return first, end
 
@@ -186,9 +193,17 @@ class Layer:
             or, under context parallelism, a slot stands for several tokens of the span.
         dtype: Name in :data:`decodebench.dtypes.ENCODINGS` of the values that the cache holds,
             where its own type does not tell, such as ``"float8_e4m3fn"`` for a cache of uint8.
+        interleave: Slots that hold tokens of one context-parallel rank before those of the next
+            rank begin.
+        zeros: The cache gets zeros instead of the pattern, as it does in a ring group: its values
+            need no encoding.
+        whole_blocks: Where a positional group's token axis cannot be told, take the blocks for
+            whole ones instead of refusing the cache. A fill that would write part of a block is
+            then refused.
 
     Attributes:
         tensors: Segments of each tensor of the cache; empty in an excluded group.
+        by_token: Whether part of a block can be written.
 
     Raises:
         LayoutError: The cache cannot be addressed without doubt, or its values have no encoding.
@@ -200,7 +215,11 @@ class Layer:
     name: str = field(default="layer", kw_only=True)
     token_axis: int | None = field(default=None, kw_only=True)
     dtype: str | None = field(default=None, kw_only=True)
+    interleave: int = field(default=1, kw_only=True)
+    zeros: bool = field(default=False, kw_only=True)
+    whole_blocks: bool = field(default=False, kw_only=True)
     tensors: tuple[tuple[Segment, ...], ...] = field(init=False, repr=False)
+    by_token: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         groups = self.planner.groups
@@ -218,7 +237,13 @@ class Layer:
             raise LayoutError(
                 f"layer {self.name!r}: unknown dtype {self.dtype!r}, expected {_names()}"
             )
+        if operator.index(self.interleave) < 1:
+            raise LayoutError(
+                f"layer {self.name!r}: interleave must be at least 1, got {self.interleave}"
+            )
+        object.__setattr__(self, "zeros", self.zeros or group.indexing == "ring")
         tensors: list[tuple[Segment, ...]] = []
+        by_token = group.indexing == "positional"
         if group.indexing != "excluded":
             several = isinstance(self.cache, tuple | list)
             caches: Sequence[object] = self.cache if several else (self.cache,)  # type: ignore[assignment]
@@ -226,10 +251,20 @@ class Layer:
                 raise LayoutError(f"layer {self.name!r}: the cache holds no tensor")
             for index, cache in enumerate(caches):
                 site = f"layer {self.name!r}" + (f", tensor {index}" if several else "")
-                tensor = _Tensor.of(cache, site, self.dtype, zeros=group.indexing == "ring")
+                tensor = _Tensor.of(cache, site, self.dtype, zeros=self.zeros)
                 span = group.span if group.indexing == "positional" else None
-                tensors.append(tensor.segments(self.planner.num_blocks, span, self.token_axis))
+                if (
+                    span is not None
+                    and self.whole_blocks
+                    and self.token_axis is None
+                    and not tensor.has_slots(self.planner.num_blocks, span)
+                ):
+                    span, by_token = None, False
+                tensors.append(
+                    tensor.segments(self.planner.num_blocks, span, self.token_axis, self.interleave)
+                )
         object.__setattr__(self, "tensors", tuple(tensors))
+        object.__setattr__(self, "by_token", by_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +320,7 @@ class _Tensor:
         raise LayoutError(f"{self.site}: {what}")
 
     def segments(
-        self, num_blocks: int, span: int | None, token_axis: int | None
+        self, num_blocks: int, span: int | None, token_axis: int | None, interleave: int
     ) -> tuple[Segment, ...]:
         """Cut the tensor into segments; ``span`` is None where it is not addressed by token."""
         self.check_strides()
@@ -328,6 +363,7 @@ class _Tensor:
                 block_slots=parts.size * slots.size,
                 tokens_per_slot=tokens_per_slot,
                 dtype=self.dtype,
+                interleave=interleave,
             )
             for number, index in enumerate(product(*(range(axis.size) for axis in outer)))
             for part in range(parts.size)
@@ -358,6 +394,19 @@ class _Tensor:
             self.refuse(f"axes {fits} of shape {self.shape} all fit num_blocks={num_blocks}")
         return fits[0]
 
+    def has_slots(self, num_blocks: int, span: int) -> bool:
+        """Whether the slots of ``span`` tokens can be told from the shape."""
+        block_axis = self.block_axis(num_blocks)
+        rows = self.shape[block_axis] // num_blocks
+        return rows == span or len(self.slot_axes(block_axis, rows, span)) == 1
+
+    def slot_axes(self, block_axis: int, rows: int, span: int) -> list[int]:
+        return [
+            axis
+            for axis, size in enumerate(self.shape)
+            if axis != block_axis and size * rows == span
+        ]
+
     def slot_axis(
         self, block_axis: int, rows: int, span: int, token_axis: int | None
     ) -> int | None:
@@ -375,11 +424,7 @@ class _Tensor:
             return axis
         if rows == span:
             return None
-        fits = [
-            axis
-            for axis, size in enumerate(self.shape)
-            if axis != block_axis and size * rows == span
-        ]
+        fits = self.slot_axes(block_axis, rows, span)
         if len(fits) != 1:
             found = f"axes {fits} all have" if fits else "no axis has"
             self.refuse(f"{found} the slots of {span} tokens {where}, pass token_axis")

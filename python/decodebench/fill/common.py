@@ -1,6 +1,6 @@
 """What every backend shares: the segments to write, and the checks before the first byte."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol
@@ -12,7 +12,7 @@ from decodebench.errors import LayoutError, PatternError
 from decodebench.layout import Geometry, Layer, Segment
 from decodebench.pattern import PHASE_BYTES, Pattern
 
-__all__ = ["Batch", "Selection", "Target", "batches", "bind"]
+__all__ = ["Batch", "Selection", "Target", "batches", "bind", "whole_only"]
 
 
 class Selection(Geometry, Protocol):
@@ -69,7 +69,7 @@ class Batch:
 def bind(layers: Sequence[Layer], pattern: Pattern) -> tuple[Target, ...]:
     """Return what is to be written where, each piece of memory once per group.
 
-    A tensor that several layers of a group share counts once. Ring groups get zeros.
+    A tensor that several layers of a group share counts once. Layers that want zeros get them.
 
     Raises:
         LayoutError: There is no layer, the layers are of different planners, or tensors of one
@@ -89,23 +89,34 @@ def bind(layers: Sequence[Layer], pattern: Pattern) -> tuple[Target, ...]:
     seen: set[tuple[int, tuple[Segment, ...]]] = set()
     targets: list[Target] = []
     for layer in layers:
-        ring = layer.planner.groups[layer.group].indexing == "ring"
         for tensor in layer.tensors:
             if (layer.group, tensor) in seen:
                 continue
             ordinal = len(seen)
             seen.add((layer.group, tensor))
             dtype = tensor[0].dtype
-            if not ring and dtype not in tiles:
+            if not layer.zeros and dtype not in tiles:
                 tiles[dtype] = _tile(pattern, dtype)
-            tile = zeros if ring else tiles[dtype]
+            tile = zeros if layer.zeros else tiles[dtype]
             targets.extend(Target(layer, ordinal, segment, tile) for segment in tensor)
     _refuse_overlaps(targets)
     return tuple(targets)
 
 
+def whole_only(layers: Sequence[Layer]) -> dict[int, str]:
+    """Return the positional groups in which a layer is not addressed by token, and its name."""
+    return {
+        layer.group: layer.name
+        for layer in layers
+        if layer.planner.groups[layer.group].indexing == "positional" and not layer.by_token
+    }
+
+
 def batches(
-    selection: Selection, geometry: Geometry, keys: NDArray[np.int64] | None
+    selection: Selection,
+    geometry: Geometry,
+    keys: NDArray[np.int64] | None,
+    whole_only: Mapping[int, str],
 ) -> list[Batch]:
     """Check a selection and sort it into batches.
 
@@ -113,9 +124,11 @@ def batches(
         selection: The blocks to fill.
         geometry: The planner that the caches were registered with.
         keys: Integers beside ``selection.block_ids``; None means the ids.
+        whole_only: Groups whose blocks cannot be written in part, and a layer that says so.
 
     Raises:
-        LayoutError: The selection is malformed, or is not for caches of this geometry.
+        LayoutError: The selection is malformed, is not for caches of this geometry, or would write
+            part of a block where that cannot be done.
     """
     _check(selection, geometry)
     all_ids, partials = selection.block_ids, selection.partials
@@ -135,6 +148,12 @@ def batches(
         ids = all_ids[start:end][order].astype(np.intp)
         beside = ids if keys is None else all_keys[start:end][order].astype(np.int64)
         exact = partials[cuts[group] : cuts[group + 1]]
+        if len(exact) and group in whole_only:
+            position, first, stop = exact[0].tolist()
+            raise LayoutError(
+                f"layer {whole_only[group]!r} is not addressed by token: tokens [{first}, {stop}) "
+                f"of block {all_ids[position]} in group {group} cannot be written alone"
+            )
         if not len(exact):
             found.append(Batch(group, None, ids, beside))
             continue

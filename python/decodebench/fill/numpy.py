@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decodebench.fill.common import Selection, Target, batches, bind
+from decodebench.fill.common import Selection, Target, batches, bind, whole_only
 from decodebench.layout import Layer, Segment
 from decodebench.pattern import Pattern
 
@@ -31,7 +31,7 @@ class Filler:
 
     Args:
         layers: Where to write. Groups without a layer are allowed, and nothing is written for them.
-        pattern: What to write; ring groups get zeros instead.
+        pattern: What to write; layers that want zeros get those instead.
 
     Raises:
         LayoutError: There is no layer, the layers are of different planners, or tensors of one
@@ -39,7 +39,7 @@ class Filler:
         PatternError: The pattern has no usable tile for a cache.
     """
 
-    __slots__ = ("_constant", "_geometry", "_pattern", "_tiled")
+    __slots__ = ("_constant", "_geometry", "_pattern", "_tiled", "_whole_only")
 
     def __init__(self, layers: Sequence[Layer], pattern: Pattern) -> None:
         targets = bind(layers, pattern)
@@ -61,6 +61,7 @@ class Filler:
             tiled[group, period].append(_Tiled(target, unrolled[tile]))
         self._geometry = layers[0].planner
         self._pattern = pattern
+        self._whole_only = whole_only(layers)
         self._constant = dict(constant)
         self._tiled = [
             (*key, np.array([[writer.ordinal] for writer in writers]), writers)
@@ -82,7 +83,7 @@ class Filler:
             LayoutError: The plan is malformed or not for these caches; nothing is written.
         """
         written = 0
-        for batch in batches(plan, self._geometry, keys):
+        for batch in batches(plan, self._geometry, keys, self._whole_only):
             for constant in self._constant.get(batch.group, ()):
                 written += constant.write(batch.block_ids, batch.tokens)
             for group, period, ordinals, writers in self._tiled:
