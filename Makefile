@@ -47,7 +47,7 @@ test-vllm: build
 	@# vLLM's own imports warn.
 	PYTHONPATH=$(CURDIR)/target/vllm/site $(VLLM_ENV)/bin/python -m pytest -W default tests/vllm
 
-## What CI runs; test-vllm comes on top where there is room for it.
+## What CI runs.
 check: lint test bench-fast
 
 lint: build
