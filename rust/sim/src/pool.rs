@@ -35,8 +35,8 @@ pub(crate) struct BlockPool {
     cached: CachedQueue,
     /// State of the blocks that were ever used, by id.
     blocks: Vec<Block>,
-    /// Per key: the block that a lookup finds, [`NULL`] for none. Keys past the end have none.
-    found: Vec<BlockId>,
+    /// By key, the block that a lookup finds. Never more entries than blocks that were ever used.
+    found: FxHashMap<u32, BlockId>,
     /// Rings of the blocks cached under one key, where those are more than one; in order of caching from
     /// the one that is found.
     rings: FxHashMap<BlockId, Links>,
@@ -121,7 +121,7 @@ impl BlockPool {
             fresh: 1,
             cached: CachedQueue::default(),
             blocks: vec![UNUSED],
-            found: Vec::new(),
+            found: FxHashMap::default(),
             rings: FxHashMap::default(),
             num_replaced: 0,
         }
@@ -145,7 +145,7 @@ impl BlockPool {
     /// The block cached first under `key`, of those that still are; [`NULL`] for none.
     #[inline]
     pub(crate) fn find(&self, key: u32) -> BlockId {
-        self.found.get(key as usize).copied().unwrap_or(NULL)
+        self.found.get(&key).copied().unwrap_or(NULL)
     }
 
     /// Whether the block is free, so that using it takes it out of the free queue.
@@ -187,13 +187,8 @@ impl BlockPool {
     /// Caches a block in use, which has no cached content yet, under `key`.
     pub(crate) fn cache(&mut self, id: BlockId, key: u32) {
         self.blocks[slot(id)].key = key;
-        let index = key as usize;
-        if index >= self.found.len() {
-            self.found.resize(index + 1, NULL);
-        }
-        let first = self.found[index];
-        if first == NULL {
-            self.found[index] = id;
+        let first = *self.found.entry(key).or_insert(id);
+        if first == id {
             return;
         }
         let ring = self.rings.entry(first).or_insert(Links { prev: first, next: first });
@@ -231,9 +226,9 @@ impl BlockPool {
     /// Drops the cached content of a block.
     fn forget(&mut self, id: BlockId) {
         let key = std::mem::replace(&mut self.blocks[slot(id)].key, NO_KEY);
-        let Some(found) = self.found.get_mut(key as usize) else { return };
+        let Some(found) = self.found.get_mut(&key) else { return };
         let Some(Links { prev, next }) = self.rings.remove(&id) else {
-            *found = NULL;
+            self.found.remove(&key);
             return;
         };
         if *found == id {
