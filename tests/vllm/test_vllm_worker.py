@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -184,6 +185,27 @@ def test_raw_state_pages_are_filled_state_by_state():
     assert (page[44:] == 0x55).all()
     pages[3] = 0x55
     assert (pages == 0x55).all()
+
+
+@pytest.mark.skipif(
+    "state_alignment" not in {field.name for field in fields(MambaSpec)},
+    reason="this vLLM does not align states",
+)
+def test_states_may_be_aligned_within_a_page():
+    spec = MambaSpec(
+        block_size=64,
+        shapes=((3,), (2,)),
+        dtypes=(torch.bfloat16, torch.float32),
+        page_size_padded=32,
+        state_alignment=16,
+    )
+    pages = torch.zeros((32, 1, 1, 32), dtype=torch.int8)
+    fill(worker_side(cache_config(spec), {"layer0": pages}), chosen([3]))
+    page = pages[3].flatten()
+    assert (page[:6].view(torch.bfloat16) == CONSTANT.to(torch.bfloat16)).all()
+    assert not page[6:16].any()
+    assert (page[16:24].view(torch.float32) == CONSTANT).all()
+    assert not page[24:].any()
 
 
 def test_a_state_that_is_longer_than_its_page_is_refused():

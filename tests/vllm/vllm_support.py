@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,14 +235,11 @@ class Engine:
 
     def finish_step(self, output: SchedulerOutput) -> None:
         names = list(output.num_scheduled_tokens)
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=[[7] for _ in names],
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=None,
-            ),
+        known = {field.name for field in fields(ModelRunnerOutput)}
+        index = {"req_id_to_index": {name: i for i, name in enumerate(names)}}  # before 0.34
+        result = ModelRunnerOutput(
+            req_ids=names,
+            sampled_token_ids=[[7] for _ in names],
+            **{name: value for name, value in index.items() if name in known},
         )
+        self.scheduler.update_from_output(output, result)

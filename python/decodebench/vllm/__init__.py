@@ -14,8 +14,8 @@ from vllm.version import __version__, __version_tuple__
 from decodebench.errors import DecodeBenchError
 
 # The connector interface changes between versions: what is older than this was not tested.
-if __version_tuple__[:2] < (0, 32):
-    raise DecodeBenchError(f"decodebench.vllm needs vLLM 0.32 or later, found {__version__}")
+if __version_tuple__[:2] < (0, 30):
+    raise DecodeBenchError(f"decodebench.vllm needs vLLM 0.30 or later, found {__version__}")
 
 from decodebench.vllm.connector import DecodeBenchConnector
 from decodebench.vllm.metadata import DecodeBenchConnectorMetadata

@@ -80,13 +80,14 @@ class CacheReader:
     def _states(
         self, name: str, group: int, spec: MambaSpec, tensor: torch.Tensor
     ) -> Iterator[Layer]:
-        """Return the typed states of raw pages: one after the other, then padding."""
+        """Return the typed states of raw pages: one after the other, aligned, then padding."""
         pages = tensor.flatten(1)
         if pages.data_ptr() != tensor.data_ptr():
             raise LayoutError(
                 f"layer {name!r}: state pages of shape {tuple(tensor.shape)} and strides "
                 f"{tensor.stride()} are not contiguous"
             )
+        alignment = getattr(spec, "state_alignment", 1)  # from vLLM 0.34 on
         offset = 0
         for number, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
             end = offset + prod(shape) * dtype.itemsize
@@ -96,7 +97,7 @@ class CacheReader:
                     f"{pages.shape[1]}"
                 )
             yield self._layer(f"{name}[{number}]", group, spec, pages[:, offset:end].view(dtype))
-            offset = end
+            offset = -(-end // alignment) * alignment
 
     def _token_axis(self, group: int, spec: KVCacheSpec, tensor: torch.Tensor) -> int | None:
         """Return the axis of token slots of a ``[blocks, heads, slots, content]`` view."""

@@ -56,6 +56,11 @@ class DecodeBenchConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler.
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: no KV leaves this engine, so a preempted request keeps the tokens in flight."""
+        return False
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
+from vllm.version import __version_tuple__
 
 from decodebench import StepPlan
 from decodebench.vllm.groups import step_planner
@@ -22,6 +23,9 @@ __all__ = ["FillScheduler"]
 logger = init_logger(f"vllm.{__name__}")
 
 _NOTHING: Final = DecodeBenchConnectorMetadata()
+
+# Before 0.32 the interface forbids connectors to change the scheduler's output.
+_MAY_SPARE_ZEROING: Final = __version_tuple__[:2] >= (0, 32)
 
 
 class FillScheduler:
@@ -76,7 +80,8 @@ class FillScheduler:
     def build_metadata(self, scheduler_output: SchedulerOutput) -> DecodeBenchConnectorMetadata:
         """Plan what the requests admitted since the last call need.
 
-        Blocks that are filled whole need not be zeroed first and are taken off the engine's list.
+        Blocks that are filled whole need not be zeroed first and are taken off the engine's list
+        where its interface allows that.
 
         Raises:
             PlanError: What the engine said contradicts itself.
@@ -107,7 +112,7 @@ class FillScheduler:
             plan_seconds=time.perf_counter() - start,
         )
         self._report(plan, num_tokens)
-        if getattr(scheduler_output, "new_block_ids_to_zero", None):
+        if _MAY_SPARE_ZEROING and scheduler_output.new_block_ids_to_zero:
             self._spare_zeroing(scheduler_output, plan)
         return DecodeBenchConnectorMetadata(plan=plan, num_tokens=num_tokens)
 
@@ -167,10 +172,11 @@ def _block_tables(
         if new.req_id in request_ids
     }
     cached = scheduler_output.scheduled_cached_reqs
-    if cached.resumed_req_ids:
+    # From 0.34 on, resumed requests stand among the new ones.
+    if resumed := getattr(cached, "resumed_req_ids", None):
         tables.update(
             (request_id, block_ids)
             for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
-            if request_id in cached.resumed_req_ids and request_id in request_ids
+            if request_id in resumed and request_id in request_ids
         )
     return tables
