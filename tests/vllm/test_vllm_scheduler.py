@@ -233,9 +233,7 @@ def test_block_tables_come_from_the_steps_output():
         cached.new_block_ids += [None, ([4, 5, 6],)]
         cached.resumed_req_ids.add("resumed")
     else:  # as from 0.34 on
-        output.scheduled_new_reqs.append(
-            SimpleNamespace(req_id="resumed", block_ids=([4, 5, 6],))
-        )
+        output.scheduled_new_reqs.append(SimpleNamespace(req_id="resumed", block_ids=([4, 5, 6],)))
     assert plan(connector, output).reqs_to_fill == {
         "new": (([1, 2, 3],), 39),
         "resumed": (([4, 5, 6],), 39),
