@@ -2,6 +2,7 @@
 
 from decodebench._core import Group, GroupFill, Ledger, Planner, StepPlan, __version__
 from decodebench.errors import (
+    BackendError,
     DecodeBenchError,
     LayoutError,
     PatternError,
@@ -10,6 +11,7 @@ from decodebench.errors import (
 )
 
 __all__ = [
+    "BackendError",
     "DecodeBenchError",
     "Group",
     "GroupFill",

@@ -6,6 +6,7 @@ send them from a worker process to its front end.
 """
 
 __all__ = [
+    "BackendError",
     "DecodeBenchError",
     "LayoutError",
     "PatternError",
@@ -46,3 +47,7 @@ class PatternError(DecodeBenchError):
 
 class TraceError(DecodeBenchError):
     """A request trace, or the replay asked for on it, was refused."""
+
+
+class BackendError(DecodeBenchError):
+    """The backend that was asked for cannot be used here."""

@@ -131,10 +131,15 @@ class Normal:
         self, ordinals: NDArray[np.int64], keys: NDArray[np.int64], period: int
     ) -> NDArray[np.int64]:
         """Return the hash of (seed, ordinal, key), reduced to the tile's phases."""
-        seed = _mix(np.array([self.seed], np.uint64))
-        tensors = _mix(ordinals.astype(np.uint64) + seed)
-        hashes = _mix(keys.astype(np.uint64) + tensors)
+        hashes = _mix(keys.astype(np.uint64) + self._tensors(ordinals))
         return (hashes % np.uint64(period // PHASE_BYTES)).astype(np.int64) * PHASE_BYTES
+
+    def stream(self, ordinal: int) -> int:
+        """Return ``mix(mix(seed) + ordinal)``: the hash that keys of one tensor are added to."""
+        return int(self._tensors(np.array([ordinal]))[0])
+
+    def _tensors(self, ordinals: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return _mix(ordinals.astype(np.uint64) + _mix(np.array([self.seed], np.uint64)))
 
 
 def _finite(what: str, value: float) -> float:

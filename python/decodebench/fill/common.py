@@ -12,7 +12,7 @@ from decodebench.errors import LayoutError, PatternError
 from decodebench.layout import Geometry, Layer, Segment
 from decodebench.pattern import PHASE_BYTES, Pattern
 
-__all__ = ["Batch", "Selection", "Target", "batches", "bind", "whole_only"]
+__all__ = ["Batch", "Selection", "Target", "batches", "bind", "check_outline", "whole_only"]
 
 
 class Selection(Geometry, Protocol):
@@ -191,10 +191,7 @@ def _ascending(ids: NDArray[np.int32], group: int, num_blocks: int) -> NDArray[n
 
 def _check(selection: Selection, geometry: Geometry) -> None:
     """Check everything about a selection but its ids."""
-    if _outline(selection) != _outline(geometry):
-        raise LayoutError(
-            f"the plan is for {_describe(selection)}, the caches are of {_describe(geometry)}"
-        )
+    check_outline(selection, geometry)
     ids, offsets, partials = selection.block_ids, selection.group_offsets, selection.partials
     if ids.ndim != 1 or ids.dtype.kind != "i":
         raise LayoutError(
@@ -220,6 +217,14 @@ def _check(selection: Selection, geometry: Geometry) -> None:
         raise LayoutError(
             f"partials[{row}] = {partials[row].tolist()} is not (position, first, end) of tokens "
             f"in one of the {ids.size} blocks, in ascending order"
+        )
+
+
+def check_outline(selection: Geometry, geometry: Geometry) -> None:
+    """Refuse a selection for another block pool or other groups."""
+    if _outline(selection) != _outline(geometry):
+        raise LayoutError(
+            f"the plan is for {_describe(selection)}, the caches are of {_describe(geometry)}"
         )
 
 
