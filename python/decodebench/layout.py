@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from decodebench.arrays import describe
 from decodebench.dtypes import ENCODINGS
 from decodebench.errors import LayoutError
 
@@ -184,8 +185,9 @@ class Layer:
     ``span / r`` slots; where ``r`` is the span, the rows are the slots.
 
     Args:
-        cache: NumPy array, or object with ``__array_interface__``, of any nested strides; or a
-            tuple or list of them, each with blocks of its own. It is kept alive, not copied.
+        cache: NumPy, CuPy or torch array, or another with ``__array_interface__``,
+            ``__cuda_array_interface__`` or DLPack, of any nested strides; or a tuple or list of
+            them, each with blocks of its own. It is kept alive, not copied.
         planner: The block pool and the groups that the cache belongs to.
         group: Index of the group in ``planner.groups``.
         name: What errors call the layer.
@@ -204,6 +206,7 @@ class Layer:
     Attributes:
         tensors: Segments of each tensor of the cache; empty in an excluded group.
         by_token: Whether part of a block can be written.
+        device: Number of the CUDA device that the cache is on, None for host memory.
 
     Raises:
         LayoutError: The cache cannot be addressed without doubt, or its values have no encoding.
@@ -220,6 +223,7 @@ class Layer:
     whole_blocks: bool = field(default=False, kw_only=True)
     tensors: tuple[tuple[Segment, ...], ...] = field(init=False, repr=False)
     by_token: bool = field(init=False, repr=False)
+    device: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         groups = self.planner.groups
@@ -243,6 +247,7 @@ class Layer:
             )
         object.__setattr__(self, "zeros", self.zeros or group.indexing == "ring")
         tensors: list[tuple[Segment, ...]] = []
+        devices: list[int | None] = []
         by_token = group.indexing == "positional"
         if group.indexing != "excluded":
             several = isinstance(self.cache, tuple | list)
@@ -252,6 +257,7 @@ class Layer:
             for index, cache in enumerate(caches):
                 site = f"layer {self.name!r}" + (f", tensor {index}" if several else "")
                 tensor = _Tensor.of(cache, site, self.dtype, zeros=self.zeros)
+                devices.append(tensor.device)
                 span = group.span if group.indexing == "positional" else None
                 if (
                     span is not None
@@ -265,6 +271,9 @@ class Layer:
                 )
         object.__setattr__(self, "tensors", tuple(tensors))
         object.__setattr__(self, "by_token", by_token)
+        if len(set(devices)) > 1:
+            raise LayoutError(f"layer {self.name!r}: its tensors are on devices {devices}")
+        object.__setattr__(self, "device", devices[0] if devices else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,32 +298,28 @@ class _Tensor:
     strides: tuple[int, ...]
     itemsize: int
     dtype: str
+    device: int | None
 
     @classmethod
     def of(cls, cache: object, site: str, dtype: str | None, *, zeros: bool) -> "_Tensor":
-        if not hasattr(cache, "__array_interface__"):
-            raise LayoutError(
-                f"{site}: expected an array with __array_interface__, got {type(cache).__name__}"
-            )
-        array = np.asarray(cache)
-        kind = array.dtype
-        if not array.flags.writeable:
-            raise LayoutError(f"{site}: the cache of shape {array.shape} is read-only")
-        if kind.hasobject:
-            raise LayoutError(f"{site}: a cache of Python objects cannot be filled")
-        if dtype is not None and ENCODINGS[dtype].itemsize != kind.itemsize:
+        try:
+            array = describe(cache)
+        except (TypeError, ImportError) as error:
+            raise LayoutError(f"{site}: {error}") from None
+        if dtype is not None and ENCODINGS[dtype].itemsize != array.itemsize:
             raise LayoutError(
                 f"{site}: dtype {dtype} has {ENCODINGS[dtype].itemsize} bytes, "
-                f"the elements of the cache ({kind}) have {kind.itemsize}"
+                f"the elements of the cache ({array.dtype}) have {array.itemsize}"
             )
-        name = dtype or kind.name
-        if not zeros and (name not in ENCODINGS or not kind.isnative):
+        name = dtype or array.dtype
+        if not zeros and (name not in ENCODINGS or not array.native):
             raise LayoutError(
-                f"{site}: values of a cache of {kind} have no known encoding, "
+                f"{site}: values of a cache of {array.dtype} have no known encoding, "
                 f"pass dtype, one of {_names()}"
             )
-        address = array.__array_interface__["data"][0]
-        return cls(site, address, array.shape, array.strides, kind.itemsize, name)
+        return cls(
+            site, array.address, array.shape, array.strides, array.itemsize, name, array.device
+        )
 
     def refuse(self, what: str) -> NoReturn:
         raise LayoutError(f"{self.site}: {what}")

@@ -1,7 +1,6 @@
 """The CUDA backend: per step one copy of the plan, and one launch, on the caller's stream."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -107,6 +106,7 @@ class CudaFiller:
         "_driver",
         "_fixed",
         "_geometry",
+        "_lookup",
         "_next",
         "_num_chunks",
         "_slots",
@@ -126,6 +126,12 @@ class CudaFiller:
             driver.upload(tables.chunks),
             driver.upload(tables.groups),
             len(self._num_chunks),
+        )
+        lengths = [part.size for part in tables.token_bytes]
+        self._lookup = (
+            np.concatenate(tables.token_bytes),
+            np.cumsum([0, *lengths[:-1]]),
+            np.array(tables.block_bytes),
         )
         # Room for a plan of every block, each with a row of partials.
         size = self._layout(self._geometry.num_blocks, self._geometry.num_blocks, keys=False)[-1]
@@ -216,12 +222,8 @@ class CudaFiller:
 
     def _left_out(self, bounds: list[int], partials: NDArray[np.int32]) -> int:
         """Return the bytes of blocks in ``partials`` that are not written."""
-        left = 0
-        cuts = np.searchsorted(partials[:, 0], bounds).tolist()
-        for group, (start, end) in enumerate(pairwise(cuts)):
-            if start < end and self._num_chunks[group]:
-                before = self._tables.token_bytes[group]
-                rows = partials[start:end]
-                kept = int((before[rows[:, 2]] - before[rows[:, 1]]).sum())
-                left += (end - start) * self._tables.block_bytes[group] - kept
-        return left
+        positions, first, end = partials.T
+        groups = np.searchsorted(bounds, positions, side="right") - 1
+        before, start, whole = self._lookup
+        at = start[groups]
+        return int((whole[groups] - before[at + end] + before[at + first]).sum())
