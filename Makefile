@@ -71,6 +71,7 @@ bench-fast: build
 	cargo bench --locked -p decodebench-core -- --test
 	$(BIN)/python benches/plan_step.py --fast
 	$(BIN)/python benches/numpy_fill.py --fast
+	$(BIN)/python benches/gpu_fill.py --fake
 	$(BIN)/python benches/replay.py --fast
 
 clean:

@@ -65,7 +65,7 @@ class FakeDriver:
         return self._keep(np.full(size, 0xAB, np.uint8))
 
     def stream(self, stream: object) -> int:
-        return 1 if stream is None else int(stream)  # type: ignore[call-overload,no-any-return]
+        return 1 if stream is None else int(stream)  # type: ignore[call-overload]
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         self.calls.append(("copy", target, source, size, stream))

@@ -1,5 +1,10 @@
 """What the CUDA backend asks of its driver."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -165,3 +170,14 @@ def test_steps_of_the_planner_are_written_as_numpy_does(pattern):
     Filler(layers, pattern).fill(plan)
     for cache, expected in zip(got, caches, strict=True):
         np.testing.assert_array_equal(cache, expected)
+
+
+def test_the_bench_for_a_gpu_runs_without_one(tmp_path):
+    bench = Path(__file__).parents[1] / "benches" / "gpu_fill.py"
+    output = tmp_path / "report.json"
+    command = [sys.executable, str(bench), "--fake", "--output", str(output)]
+    subprocess.run(command, capture_output=True, check=True)
+    report = json.loads(output.read_text())
+    assert len(report["checks"]) == (6 if GXX else 0)
+    assert {row["pattern"] for row in report["fills"]} == {"constant", "normal"}
+    assert len(report["fills"]) == 3 * 2 * 2 * 2 * 2
