@@ -312,6 +312,66 @@ class Trace:
         """
 
     @classmethod
+    def read(
+        cls,
+        files: Iterable[tuple[BinaryIO, str]],
+        *,
+        format: str | None = None,
+        hash_block_size: SupportsIndex | None = None,
+        time_unit: str | None = None,
+        limit: SupportsIndex | None = None,
+    ) -> Trace:
+        """Read files of one format, one after the other, into a trace.
+
+        Args:
+            files: Files with the names that errors give them, each with ``read(n) -> bytes``, plain
+                or gzip.
+            format: ``mooncake``, ``bailian``, ``azure``, ``burstgpt``, ``weka`` or ``token-ids``;
+                recognised from each first line if ``None``.
+            hash_block_size: Tokens per hash id; that of the format or of the file if ``None``.
+            time_unit: ``ms`` or ``s``; that of the format if ``None``.
+            limit: Read only the first requests, at least 1; conversations of ``weka`` whole.
+
+        Raises:
+            TraceError: A file cannot be read or a row is refused: file, line and reason.
+        """
+
+    def at_speed(self, speed: float) -> Trace:
+        """Return the same requests, arriving ``speed`` times as fast.
+
+        Raises:
+            TraceError: ``speed`` is no positive finite number, or arrivals move out of range.
+        """
+
+    def ideal_hit_tokens(self, block_size: SupportsIndex) -> int:
+        """Return the prompt tokens that an infinite prefix cache would serve.
+
+        Per request the tokens under its leading hash ids that an earlier request brought, never the
+        whole prompt, rounded down to whole blocks of ``block_size`` tokens, at least 1.
+
+        Raises:
+            TraceError: ``block_size`` is out of range.
+        """
+
+    def to_mooncake(self) -> str:
+        """Return the trace as Mooncake JSON lines, hash ids numbered from 0, times in ms."""
+
+    def requests(self) -> list[tuple[float, int, int]]:
+        """Return arrival in ms from the first, prompt and output tokens of each request."""
+
+    @property
+    def format(self) -> str | None:
+        """What the files were read as by :meth:`read`, else ``None``."""
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether the format says which prompts share a prefix."""
+
+    @property
+    def time_unit(self) -> str | None:
+        """``ms``, ``s`` or ``wall clock``, as read by :meth:`read`, else ``None``."""
+
+    @classmethod
     def conversation(cls, seed: SupportsIndex, requests: SupportsIndex) -> Trace:
         """Make up a trace of multi-turn conversations that share system prompts.
 

@@ -5,13 +5,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from decodebench import DecodeBenchError, PlanError, __version__
-from decodebench.cli import plan, replay
+from decodebench.cli import plan, replay, trace
 from decodebench.cli.files import shown
 
 _FAILED_CHECK = 1
 _BAD_INPUT = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_BAD_INPUT, f"{self.prog}: {shown(message)}\n")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     # A stream that was closed is None, and print then writes to whatever is open.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="decodebench",
         description="Fill exactly the KV-cache blocks that a decode benchmark pretends to have "
         "received, and prove it.",
@@ -27,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"decodebench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add_parser(commands)
+    trace.add_parser(commands)
     plan.add_parser(commands)
     args = parser.parse_args(argv)
     try:

@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Any
 
-from decodebench.cli.files import opened, shown
+from decodebench.cli import traces
+from decodebench.cli.files import shown
 from decodebench.cli.report import print_report, progress_of
 from decodebench.dtypes import ENCODINGS
 from decodebench.errors import TraceError
@@ -34,12 +35,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "trace",
-        nargs="?",
+        "traces",
+        nargs="*",
         metavar="TRACE",
-        help="Mooncake JSONL, plain or gzip, - for standard input; without it, a built-in seeded "
-        "multi-turn workload",
+        default=argparse.SUPPRESS,
+        help="a file of any known format, plain or gzip, a folder of files, - for standard input; "
+        "without it, a built-in seeded multi-turn workload",
     )
+    traces.add_options(parser)
     engine = parser.add_argument_group("engine")
     engine.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="per block")
     engine.add_argument(
@@ -67,10 +70,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="virtual time of an engine step; an assumption, not a prediction",
     )
     engine.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="only the first N requests of a trace; so many made-up ones without",
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="requests arrive X times as fast as the trace says",
     )
     cache = parser.add_argument_group("simulated KV cache")
     cache.add_argument("--layers", type=int, default=2, metavar="N", help="per group")
@@ -106,16 +110,16 @@ def _run(args: argparse.Namespace) -> int:
         raise TraceError(f"--seed {args.seed} is not in [0, 2^64)")
     if args.limit is not None and args.limit < 1:
         raise TraceError(f"--limit {args.limit} is not at least 1")
-    built_in = args.trace is None
+    args.traces = getattr(args, "traces", [])
+    built_in = not args.traces
     args.num_blocks = getattr(args, "num_blocks", _BUILT_IN_BLOCKS if built_in else _TRACE_BLOCKS)
     geometry = _geometry(args)
     start = time.perf_counter()
     if built_in:
         trace = Trace.conversation(args.seed, args.limit or _BUILT_IN_REQUESTS)
     else:
-        with opened(args.trace) as file:
-            name = "<stdin>" if args.trace == "-" else shown(args.trace)
-            trace = Trace.read_mooncake(file, name, args.limit)
+        trace = traces.read(args, args.traces)
+    trace = trace.at_speed(args.speed)
     groups = [group.strip() for group in args.groups.split(",")]
     replay = Replay(
         trace,
@@ -177,8 +181,8 @@ def _result(
     """Everything there is to say, in the order of the table."""
     report = memory.report if memory is not None else None
     return {
-        "trace": "built-in" if args.trace is None else shown(args.trace),
-        "hash_block_size": trace.hash_block_size,
+        "trace": ", ".join(map(shown, args.traces)) or "built-in",
+        **traces.said(trace),
         "input_tokens": trace.input_tokens,
         "output_tokens": trace.output_tokens,
         "trace_notes": trace.notes,
@@ -187,6 +191,8 @@ def _result(
         "groups": groups,
         "max_num_seqs": args.max_num_seqs,
         "step_ms": args.step_ms,
+        "step_ms_is": "an assumption",
+        "speed": args.speed,
         "fill": args.fill,
         "selection": args.selection,
         "seed": args.seed,

@@ -1,6 +1,6 @@
 """What a replay shows on a terminal."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,21 +28,29 @@ class _Console(Console):
         raise
 
 
-def print_report(result: dict[str, Any]) -> None:
-    """Print the table of a replay's result on standard output."""
-    title = f"replay of {result['trace']}, selection {result['selection']}"
+def print_table(title: str, sections: Iterable[Iterable[tuple[str, str]]]) -> None:
+    """Print rows of what and how much, section by section, on standard output."""
     table = Table(title=escape(title))
     table.add_column("what")
     table.add_column("how much", justify="right")
-    for section in (_workload(result), _blocks(result), _memory(result)):
+    for section in sections:
         for what, how_much in section:
             table.add_row(what, how_much)
         table.add_section()
     _Console(highlight=False).print(table)
 
 
+def print_report(result: dict[str, Any]) -> None:
+    """Print the table of a replay's result on standard output."""
+    title = f"replay of {result['trace']}, selection {result['selection']}"
+    print_table(title, (_workload(result), _blocks(result), _memory(result)))
+
+
 def _workload(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     tokens = result["local_tokens"] + result["external_tokens"]
+    block = result["hash_block_size"]
+    hashes = f"{block} tokens per hash id" if block else "no hash ids"
+    yield "trace", f"{result['format']}, times in {result['time_unit']}, {hashes}"
     yield "requests", f"{result['requests']:,}"
     if result["rejected"]:
         yield "rejected: larger than the pool", f"{result['rejected']:,}"
@@ -50,8 +58,10 @@ def _workload(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "output tokens", f"{result['output_tokens']:,}"
     for what, count in result["trace_notes"].items():
         if count:
-            yield f"note: {_NOTES[what]}", f"{count:,}"
+            yield f"note: {NOTES[what]}", f"{count:,}"
     yield f"engine steps of {result['step_ms']:g} ms, an assumption", f"{result['steps']:,}"
+    if result["speed"] != 1:
+        yield "arrivals sped up by", f"{result['speed']:g}"
     yield "preemptions", f"{result['preemptions']:,}"
     yield "most requests at once", f"{result['peak_running']:,}"
     yield "most blocks in use", f"{result['peak_blocks']:,} of {result['num_blocks'] - 1:,}"
@@ -91,7 +101,7 @@ def _memory(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"[{style}]violations[/]", f"[{style}]{result['violations']:,}[/]"
 
 
-_NOTES = {
+NOTES = {
     "unhashed": "prompts without hash ids, unshared",
     "floor_hashed": "prompts with an unhashed tail",
     "prefill_only": "requests without output",

@@ -46,6 +46,83 @@ impl Trace {
     }
 
     #[classmethod]
+    #[pyo3(signature = (files, *, format=None, hash_block_size=None, time_unit=None, limit=None))]
+    fn read(
+        cls: &Bound<'_, PyType>,
+        files: &Bound<'_, PyAny>,
+        format: Option<&str>,
+        hash_block_size: Option<&Bound<'_, PyAny>>,
+        time_unit: Option<&str>,
+        limit: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let py = cls.py();
+        let refuse = |message: String| trace_error(py, message);
+        let number = |name: &str, value: Option<&Bound<'_, PyAny>>, max| {
+            let number = value.map(|value| unsigned(value, max)).transpose();
+            number.map_err(|why| refuse(format!("{name} {why}")))
+        };
+        let block = number("hash_block_size", hash_block_size, u32::MAX.into())?;
+        let limit = number("limit", limit, u64::MAX)?;
+        let mut reader = sim::TraceReader::new(sim::ReadOptions {
+            format: format.map(str::parse).transpose().map_err(refuse)?,
+            hash_block_size: block.map(|block| u32::try_from(block).unwrap_or(u32::MAX)),
+            time_unit: time_unit.map(str::parse).transpose().map_err(refuse)?,
+            limit: limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX)),
+        });
+        for item in files.try_iter()? {
+            let (file, name): (Bound<'_, PyAny>, String) = item?.extract()?;
+            let failure = Rc::default();
+            let source = PythonFile { file, failure: Rc::clone(&failure) };
+            let read = reader.read(source, &name);
+            match failure.take() {
+                Some(failure) if !failure.is_instance_of::<PyOSError>(py) => return Err(failure),
+                _ => read.map_err(|error| refuse(error.to_string()))?,
+            }
+        }
+        let trace = reader.finish().map_err(|error| refuse(error.to_string()))?;
+        Ok(Self(Arc::new(trace)))
+    }
+
+    fn at_speed(&self, py: Python<'_>, speed: f64) -> PyResult<Self> {
+        let faster = sim::Trace::clone(&self.0).at_speed(speed);
+        faster.map(|trace| Self(Arc::new(trace))).ok_or_else(|| {
+            trace_error(py, format!("speed {speed} is not a number above 0 that arrivals bear"))
+        })
+    }
+
+    fn ideal_hit_tokens(&self, py: Python<'_>, block_size: &Bound<'_, PyAny>) -> PyResult<u64> {
+        match unsigned(block_size, u32::MAX.into()).map(u32::try_from) {
+            Ok(Ok(size)) if size > 0 => Ok(self.0.ideal_hit_tokens(size)),
+            Err(why) => Err(trace_error(py, format!("block_size {why}"))),
+            Ok(_) => Err(trace_error(py, "block_size must be at least 1".to_owned())),
+        }
+    }
+
+    fn to_mooncake(&self) -> String {
+        self.0.to_mooncake()
+    }
+
+    fn requests(&self) -> Vec<(f64, u32, u32)> {
+        let rows = self.0.requests();
+        rows.map(|row| (row.arrival_ms, row.input_tokens, row.output_tokens)).collect()
+    }
+
+    #[getter]
+    fn format(&self) -> Option<String> {
+        self.0.source().map(|source| source.format.to_string())
+    }
+
+    #[getter]
+    fn has_hashes(&self) -> bool {
+        self.0.source().is_none_or(|source| source.format.has_hashes())
+    }
+
+    #[getter]
+    fn time_unit(&self) -> Option<String> {
+        self.0.source().map(|source| source.time_unit.to_string())
+    }
+
+    #[classmethod]
     fn conversation(
         cls: &Bound<'_, PyType>,
         seed: &Bound<'_, PyAny>,

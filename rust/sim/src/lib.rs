@@ -42,5 +42,8 @@ pub use config::{ConfigError, GroupKind, ReplayConfig, Selection};
 pub use record::{Admitted, EngineWrites, FillStep, Fills, LeadingFill, Released};
 pub use replay::{Advance, Replay, ReplayError};
 pub use stats::Stats;
-pub use trace::{RowError, Trace, TraceError, TraceNotes, TraceOptions, TraceRequest};
+pub use trace::{
+    Format, ReadOptions, RowError, Source, TimeUnit, Trace, TraceError, TraceNotes, TraceOptions,
+    TraceReader, TraceRequest,
+};
 pub use workload::conversation;

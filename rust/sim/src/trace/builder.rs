@@ -14,6 +14,7 @@ pub(crate) struct TraceBuilder {
     numbers: HashMap<u64, u32>,
     firsts: Vec<First>,
     notes: TraceNotes,
+    files: Vec<String>,
 }
 
 /// Where an id stood first, and what it said there.
@@ -23,6 +24,8 @@ struct First {
     parent: Option<u32>,
     tokens: u32,
     line: u64,
+    /// Number of the file, from 1; 0 if there is none.
+    file: u32,
 }
 
 /// One row, its fields already in range.
@@ -44,7 +47,38 @@ impl TraceBuilder {
             numbers: HashMap::new(),
             firsts: Vec::new(),
             notes: TraceNotes::default(),
+            files: Vec::new(),
         }
+    }
+
+    pub(crate) fn hash_block_size(&self) -> u32 {
+        self.hash_block_size
+    }
+
+    /// Before the first row.
+    pub(crate) fn set_hash_block_size(&mut self, hash_block_size: u32) {
+        self.hash_block_size = hash_block_size;
+    }
+
+    /// The rows that follow are those of another file.
+    pub(crate) fn next_file(&mut self, name: &str) {
+        self.files.push(name.to_owned());
+    }
+
+    /// The ids that follow have nothing to do with those before.
+    pub(crate) fn forget_ids(&mut self) {
+        self.numbers.clear();
+    }
+
+    fn file(&self) -> u32 {
+        u32::try_from(self.files.len()).unwrap_or(u32::MAX)
+    }
+
+    /// ` of FILE`, if an id stood first in another file.
+    fn other_file(&self, first: &First) -> String {
+        let name =
+            (first.file != self.file()).then(|| self.files.get((first.file as usize).wrapping_sub(1)));
+        name.flatten().map_or_else(String::new, |name| format!(" of {name}"))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -85,6 +119,7 @@ impl TraceBuilder {
     }
 
     fn intern(&mut self, line: u64, input: u32, ids: &[u64]) -> Result<(), RowError> {
+        let file = self.file();
         let mut parent = None;
         let mut left = input;
         for &id in ids {
@@ -93,7 +128,7 @@ impl TraceBuilder {
             let next = u32::try_from(self.firsts.len()).unwrap_or(u32::MAX);
             let number = *self.numbers.entry(id).or_insert(next);
             if number == next {
-                self.firsts.push(First { id, parent, tokens, line });
+                self.firsts.push(First { id, parent, tokens, line, file });
             } else {
                 let first = &self.firsts[number as usize];
                 if first.parent != parent {
@@ -102,11 +137,19 @@ impl TraceBuilder {
                         parent: self.parent_name(parent),
                         first_parent: self.parent_name(first.parent),
                         first_line: first.line,
+                        first_file: self.other_file(first),
                     });
                 }
                 if first.tokens != tokens {
                     let (first_tokens, first_line) = (first.tokens, first.line);
-                    return Err(RowError::IdLength { id, tokens, first_tokens, first_line });
+                    let first_file = self.other_file(first);
+                    return Err(RowError::IdLength {
+                        id,
+                        tokens,
+                        first_tokens,
+                        first_line,
+                        first_file,
+                    });
                 }
             }
             parent = Some(number);
@@ -144,6 +187,7 @@ impl TraceBuilder {
             hash_blocks: self.hash_blocks,
             num_hash_blocks: u32::try_from(self.firsts.len()).unwrap_or(u32::MAX),
             notes: self.notes,
+            source: None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::MAX_TOKENS;
+use super::{Format, MAX_TOKENS, TimeUnit};
 
 /// A trace that cannot be read. Displays as one line, `FILE:LINE: reason`.
 #[derive(Debug, Error)]
@@ -158,8 +158,99 @@ pub enum RowError {
         /// Number of hash blocks in the prompt, the last partial one counted.
         most: u32,
     },
+    /// A refusal inside a conversation.
+    #[error("{path}: {reason}")]
+    At {
+        /// Where, such as `requests[3].requests[0]`.
+        path: String,
+        /// What is wrong there.
+        reason: Box<RowError>,
+    },
+    /// The first line tells no format.
+    #[error("no known format: neither a JSON object nor a CSV header of Azure or BurstGPT")]
+    UnknownFormat,
+    /// A CSV header lacks a column.
+    #[error("the header has no column {name:?}")]
+    NoColumn {
+        /// Name of the column.
+        name: &'static str,
+    },
+    /// A CSV row has more or fewer fields than the header.
+    #[error("{found} fields under a header of {expected}")]
+    Width {
+        /// Fields of the row.
+        found: usize,
+        /// Fields of the header.
+        expected: usize,
+    },
+    /// A field is not a date with a time of day.
+    #[error("{field} is not a date and time from 1970 on, such as 2024-05-10 00:00:00.009930+00:00")]
+    NotATime {
+        /// Name of the field.
+        field: &'static str,
+    },
+    /// A field is not a list.
+    #[error("{field} is {found}, not a list")]
+    NotAList {
+        /// Name of the field.
+        field: &'static str,
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// An entry of `prompt_token_ids` is not an unsigned 64-bit number.
+    #[error("prompt_token_ids[{index}] is {found}, not an unsigned 64-bit number")]
+    NotAToken {
+        /// Index of the entry.
+        index: usize,
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// Files of one trace have different formats.
+    #[error("format {found}, but {expected} in the files before")]
+    OtherFormat {
+        /// Format of this file.
+        found: Format,
+        /// Format of the first.
+        expected: Format,
+    },
+    /// Parts of one trace, or the file and the option, have different hash block sizes.
+    #[error("hash blocks of {found} tokens, but {expected} were given or stand before")]
+    BlockSize {
+        /// Size here.
+        found: u32,
+        /// Size of the first, or the one asked for.
+        expected: u32,
+    },
+    /// No hash block has that size.
+    #[error("hash block size {block} is not in [1, {MAX_TOKENS}]")]
+    BlockSizeRange {
+        /// What was given.
+        block: u32,
+    },
+    /// A hash block size was given for a format without hash ids.
+    #[error("format {format} has no hash ids, so no hash block size either")]
+    NoHashes {
+        /// The format.
+        format: Format,
+    },
+    /// Another time unit than the only one that the format can have was given.
+    #[error("times of format {format} are always {unit}")]
+    TimeUnit {
+        /// The format.
+        format: Format,
+        /// Its unit.
+        unit: TimeUnit,
+    },
+    /// A later turn of a session: when it comes depends on the end of the turn before.
+    #[error("second row of the session on line {first_line}: multi-turn sessions are not supported")]
+    SecondTurn {
+        /// Line of the turn before.
+        first_line: u64,
+    },
     /// One id stands for blocks of different length.
-    #[error("hash id {id} covers {tokens} tokens here, but {first_tokens} on line {first_line}")]
+    #[error(
+        "hash id {id} covers {tokens} tokens here, but {first_tokens} on line {first_line}{first_file}"
+    )]
     IdLength {
         /// The id, as the file has it.
         id: u64,
@@ -169,9 +260,11 @@ pub enum RowError {
         first_tokens: u32,
         /// Line where it stood first.
         first_line: u64,
+        /// ` of FILE` if that was another file, else empty.
+        first_file: String,
     },
     /// One id follows different prefixes, so it is not a hash of the whole prefix.
-    #[error("hash id {id} follows {parent} here, but {first_parent} on line {first_line}")]
+    #[error("hash id {id} follows {parent} here, but {first_parent} on line {first_line}{first_file}")]
     IdParent {
         /// The id, as the file has it.
         id: u64,
@@ -181,5 +274,7 @@ pub enum RowError {
         first_parent: String,
         /// Line where it stood first.
         first_line: u64,
+        /// ` of FILE` if that was another file, else empty.
+        first_file: String,
     },
 }

@@ -10,7 +10,7 @@ use super::RowError;
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-const BYTE_ORDER_MARK: &str = "\u{feff}";
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A stream of numbered lines.
 pub(crate) struct Lines<'r> {
@@ -38,8 +38,8 @@ impl<'r> Lines<'r> {
         self.line
     }
 
-    /// The next line that is not blank.
-    pub(crate) fn next(&mut self) -> Result<Option<&str>, RowError> {
+    /// The next line that is not blank, and its number.
+    pub(crate) fn next(&mut self) -> Result<Option<(u64, &str)>, RowError> {
         loop {
             self.line += 1;
             self.buffer.clear();
@@ -51,13 +51,14 @@ impl<'r> Lines<'r> {
             if length as u64 > MAX_LINE_BYTES {
                 return Err(RowError::LineTooLong { max: MAX_LINE_BYTES });
             }
+            if self.line == 1 && self.buffer.starts_with(BYTE_ORDER_MARK) {
+                self.buffer.drain(..BYTE_ORDER_MARK.len());
+            }
             if !self.buffer.trim_ascii().is_empty() {
                 break;
             }
         }
         let text = std::str::from_utf8(&self.buffer).map_err(|_| RowError::NotUtf8)?;
-        let text =
-            if self.line == 1 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
-        Ok(Some(text.trim_ascii()))
+        Ok(Some((self.line, text.trim_ascii())))
     }
 }

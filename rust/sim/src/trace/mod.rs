@@ -1,15 +1,24 @@
 //! Request traces: when requests arrive, how long they are, and which prompts share a prefix.
 
 mod builder;
+mod csv;
 mod error;
+mod fields;
+mod format;
 mod json;
 mod lines;
 mod mooncake;
+mod read;
+mod tokens;
+mod weka;
 
+use std::fmt::Write as _;
 use std::io::Read;
 
 pub(crate) use builder::{Row, TraceBuilder};
 pub use error::{RowError, TraceError};
+pub use format::{Format, TimeUnit};
+pub use read::{ReadOptions, TraceReader};
 
 /// Largest token count of one request, prompt and output together: a hundred times any context there is. A
 /// row of a few bytes must not ask for more memory than a machine has.
@@ -50,6 +59,15 @@ pub struct TraceNotes {
     pub shifted_ms: f64,
 }
 
+/// What the files of a trace were read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// The format.
+    pub format: Format,
+    /// The unit of the timestamps.
+    pub time_unit: TimeUnit,
+}
+
 /// One request of a [`Trace`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
@@ -73,6 +91,7 @@ pub struct Trace {
     hash_blocks: Vec<u32>,
     num_hash_blocks: u32,
     notes: TraceNotes,
+    source: Option<Source>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -123,6 +142,42 @@ impl Trace {
     #[must_use]
     pub fn notes(&self) -> TraceNotes {
         self.notes
+    }
+
+    /// What it was read as by a [`TraceReader`].
+    #[must_use]
+    pub fn source(&self) -> Option<Source> {
+        self.source
+    }
+
+    /// The same requests, arriving `speed` times as fast; `None` if that is no positive finite number or
+    /// if arrivals move out of range.
+    #[must_use]
+    pub fn at_speed(mut self, speed: f64) -> Option<Self> {
+        if !(speed.is_finite() && speed > 0.0) {
+            return None;
+        }
+        if speed != 1.0 {
+            for record in &mut self.requests {
+                record.arrival_ns = ns_of_ms(ms_of_ns(record.arrival_ns) / speed)?;
+            }
+        }
+        Some(self)
+    }
+
+    /// The trace as Mooncake JSON lines, hash blocks numbered from 0.
+    #[must_use]
+    pub fn to_mooncake(&self) -> String {
+        let mut text = String::new();
+        for row in self.requests() {
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                text,
+                "{{\"timestamp\": {}, \"input_length\": {}, \"output_length\": {}, \"hash_ids\": {:?}}}",
+                row.arrival_ms, row.input_tokens, row.output_tokens, row.hash_blocks
+            );
+        }
+        text
     }
 
     /// The requests in order of arrival.

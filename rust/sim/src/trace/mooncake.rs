@@ -6,11 +6,11 @@ use std::io::Read;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::builder::Row;
+use super::fields::{count, ids, json_error, time};
+use super::format::{Format, TimeUnit};
 use super::json::Value;
 use super::lines::Lines;
-use super::{
-    MAX_MS, MAX_TOKENS, NS_PER_MS, RowError, Trace, TraceBuilder, TraceError, TraceOptions, ns_of_ms,
-};
+use super::{MAX_TOKENS, RowError, Trace, TraceBuilder, TraceError, TraceOptions};
 
 pub(crate) fn parse(reader: impl Read, file: &str, options: TraceOptions) -> Result<Trace, TraceError> {
     let hash_block_size = options.hash_block_size;
@@ -21,14 +21,12 @@ pub(crate) fn parse(reader: impl Read, file: &str, options: TraceOptions) -> Res
     let mut lines = Lines::new(reader).map_err(|error| row_error(1, error.into()))?;
     let mut builder = TraceBuilder::new(hash_block_size);
     while options.limit.is_none_or(|limit| builder.len() < limit) {
-        let text = match lines.next() {
-            Ok(Some(text)) => text,
+        let (line, text) = match lines.next() {
+            Ok(Some(line)) => line,
             Ok(None) => break,
             Err(reason) => return Err(row_error(lines.line(), reason)),
         };
-        let parsed = parse_row(text);
-        let line = lines.line();
-        parsed
+        parse_row(text, Format::Mooncake, TimeUnit::Milliseconds)
             .and_then(|row| builder.push(line, &row.borrow()))
             .map_err(|reason| row_error(line, reason))?;
     }
@@ -38,15 +36,17 @@ pub(crate) fn parse(reader: impl Read, file: &str, options: TraceOptions) -> Res
     Ok(builder.finish())
 }
 
-struct OwnedRow {
+pub(crate) struct OwnedRow {
     arrival_ns: u64,
     input_tokens: u32,
     output_tokens: u32,
     ids: Vec<u64>,
+    /// JSON text of the row's session, if it names one.
+    pub(crate) session: Option<String>,
 }
 
 impl OwnedRow {
-    fn borrow(&self) -> Row<'_> {
+    pub(crate) fn borrow(&self) -> Row<'_> {
         Row {
             arrival_ns: self.arrival_ns,
             input_tokens: self.input_tokens,
@@ -56,65 +56,23 @@ impl OwnedRow {
     }
 }
 
-fn parse_row(text: &str) -> Result<OwnedRow, RowError> {
+/// A row of the Mooncake format, or of Bailian's, whose fields are the same.
+pub(crate) fn parse_row(text: &str, format: Format, unit: TimeUnit) -> Result<OwnedRow, RowError> {
     if !text.starts_with('{') {
         let other: Value = serde_json::from_str(text).map_err(|error| json_error(&error))?;
         return Err(RowError::NotAnObject { found: other.kind() });
     }
     let fields: Fields = serde_json::from_str(text).map_err(|error| json_error(&error))?;
-    if let Some((format, why)) = fields.foreign() {
+    if let Some((format, why)) = fields.foreign(format) {
         return Err(RowError::Unsupported { format, why });
     }
     Ok(OwnedRow {
-        arrival_ns: time("timestamp", fields.timestamp)?,
+        arrival_ns: time("timestamp", fields.timestamp, unit)?,
         input_tokens: count("input_length", fields.input_length)?,
         output_tokens: count("output_length", fields.output_length)?,
         ids: ids(fields.hash_ids)?,
+        session: fields.session_id.filter(|id| !id.is_null()).map(|id| id.to_string()),
     })
-}
-
-/// The reader's message without its position: the line is always 1, as rows are read one by one.
-fn json_error(error: &serde_json::Error) -> RowError {
-    let mut message = error.to_string();
-    if let Some(end) = message.rfind(" at line ") {
-        message.truncate(end);
-    }
-    RowError::Json { message, column: error.column() }
-}
-
-fn count(field: &'static str, value: Value) -> Result<u32, RowError> {
-    let too_large = RowError::TooLarge { field, max: u64::from(MAX_TOKENS) };
-    match value {
-        Value::Whole(number) => {
-            u32::try_from(number).ok().filter(|&count| count <= MAX_TOKENS).ok_or(too_large)
-        }
-        Value::Float(value) if value < 0.0 => Err(RowError::Negative { field }),
-        Value::Float(value) if value.fract() != 0.0 => Err(RowError::NotWhole { field, value }),
-        Value::Float(value) if value > f64::from(MAX_TOKENS) => Err(too_large),
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // whole, in [0, 2^31)
-        Value::Float(value) => Ok(value as u32),
-        other => Err(other.not_a_number(field)),
-    }
-}
-
-fn time(field: &'static str, value: Value) -> Result<u64, RowError> {
-    let too_large = RowError::TooLarge { field, max: MAX_MS };
-    match value {
-        Value::Whole(ms) if ms <= MAX_MS => Ok(ms * NS_PER_MS),
-        Value::Whole(_) => Err(too_large),
-        Value::Float(ms) if ms < 0.0 => Err(RowError::Negative { field }),
-        Value::Float(ms) => ns_of_ms(ms).ok_or(too_large),
-        other => Err(other.not_a_number(field)),
-    }
-}
-
-fn ids(value: Value) -> Result<Vec<u64>, RowError> {
-    match value {
-        Value::Null => Ok(Vec::new()),
-        Value::Ids(ids) => Ok(ids),
-        Value::Mixed(index, found) => Err(RowError::NotAnId { index, found }),
-        other => Err(RowError::IdsNotAList { found: other.kind() }),
-    }
 }
 
 /// The fields of a row that mean something. A field that stands twice counts as it stood last.
@@ -128,11 +86,12 @@ struct Fields {
     delay: Value,
     dependencies: Value,
     parent_chat_id: Value,
+    session_id: Option<serde_json::Value>,
 }
 
 impl Fields {
     /// Name of the format that the row belongs to instead, and why it cannot be read as this one.
-    fn foreign(&self) -> Option<(&'static str, &'static str)> {
+    fn foreign(&self, format: Format) -> Option<(&'static str, &'static str)> {
         if self.schema.is_there() || self.dependencies.is_there() {
             Some(("a Dynamo agentic trace", "its rows wait for other rows (schema, dependencies)"))
         } else if self.delay.is_there() {
@@ -145,7 +104,7 @@ impl Fields {
                 "a RAGPulse trace",
                 "hash_ids is an object of content ids, which do not chain over the prefix",
             ))
-        } else if self.parent_chat_id.is_there() {
+        } else if format == Format::Mooncake && self.parent_chat_id.is_there() {
             Some((
                 "a Bailian trace",
                 "its times are seconds and its last hash covers padding (parent_chat_id)",
@@ -173,6 +132,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "output_length" => fields.output_length = map.next_value()?,
                         "hash_ids" => fields.hash_ids = map.next_value()?,
                         "schema" => fields.schema = map.next_value()?,
+                        "session_id" => fields.session_id = Some(map.next_value()?),
                         "delay" => fields.delay = map.next_value()?,
                         "dependencies" => fields.dependencies = map.next_value()?,
                         "parent_chat_id" => fields.parent_chat_id = map.next_value()?,
