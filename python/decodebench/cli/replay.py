@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from decodebench.cli import traces
+from decodebench.cli import model_options, traces
 from decodebench.cli.files import shown
 from decodebench.cli.report import print_report, progress_of
 from decodebench.dtypes import ENCODINGS
@@ -18,6 +18,7 @@ from decodebench.replay import Geometry, Memory, Replay, Trace, run
 # prompt of 128k tokens in two groups, and for others beside it, for a trace.
 _BUILT_IN_BLOCKS, _TRACE_BLOCKS = 4096, 16384
 _BUILT_IN_REQUESTS = 400
+_GROUPS = "full,window:4096"
 # Values as they occur in real caches; the same as those of vLLM's connector, whose deviation is 0.
 _MEAN, _STD = 0.015, 0.01
 # Refused rather than left to the machine's out-of-memory killer.
@@ -55,10 +56,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     engine.add_argument(
         "--groups",
-        default="full,window:4096",
         metavar="LIST",
-        help="KV-cache groups that share the pool: full, window:TOKENS",
+        help="KV-cache groups that share the pool: full, window:TOKENS "
+        f"(default: those of --model, else {_GROUPS})",
     )
+    model_options.add_options(parser)
     engine.add_argument(
         "--max-num-seqs", type=int, default=256, metavar="N", help="requests that run at once"
     )
@@ -112,6 +114,11 @@ def _run(args: argparse.Namespace) -> int:
         raise TraceError(f"--limit {args.limit} is not at least 1")
     args.traces = getattr(args, "traces", [])
     built_in = not args.traces
+    model = model_options.read(args)
+    if args.groups is None:
+        args.groups = ",".join(model["groups"]) if model else _GROUPS
+    if model:
+        args.num_blocks = model["num_blocks"]
     args.num_blocks = getattr(args, "num_blocks", _BUILT_IN_BLOCKS if built_in else _TRACE_BLOCKS)
     geometry = _geometry(args)
     start = time.perf_counter()
@@ -139,6 +146,8 @@ def _run(args: argparse.Namespace) -> int:
     with progress_of(len(trace), quiet=not sys.stderr.isatty()) as progress:
         stats = run(replay, memory, progress)
     result = _result(args, trace, groups, stats, memory)
+    if model:
+        result["model"] = model
     result["total_seconds"] = time.perf_counter() - start
     if args.json:
         print(json.dumps(result))

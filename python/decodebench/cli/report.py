@@ -51,6 +51,13 @@ def _workload(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     block = result["hash_block_size"]
     hashes = f"{block} tokens per hash id" if block else "no hash ids"
     yield "trace", f"{result['format']}, times in {result['time_unit']}, {hashes}"
+    if model := result.get("model"):
+        yield "model", escape(model["architecture"])
+        yield (
+            "KV cache of a rank, derived",
+            f"{model['layers']} layers, {model['kv_heads']} x {model['head_dim']} "
+            f"{model['dtype']}, {model['bytes_per_token']:,} bytes per token",
+        )
     yield "requests", f"{result['requests']:,}"
     if result["rejected"]:
         yield "rejected: larger than the pool", f"{result['rejected']:,}"
