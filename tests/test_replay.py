@@ -277,6 +277,9 @@ def test_any_trace_replays_without_violation(tmp_path_factory: Any, data: st.Dat
         (["--step-ms", "inf"], "step_ms"),
         (["--limit", "0"], "--limit"),
         (["--limit", "-1"], "--limit"),
+        (["--concurrency", "0"], "concurrency"),
+        (["--concurrency", "-1"], "concurrency"),
+        (["--concurrency", "4", "--speed", "2"], "--speed"),
         (["--speed", "0"], "speed"),
         (["--speed", "nan"], "speed"),
         (["--seed", "-1"], "--seed"),
@@ -481,6 +484,25 @@ def test_speed_moves_arrivals(tmp_path: Path, replay: Any) -> None:
     slow, fast = (replay(str(trace), "--speed", x)[1] for x in ("1", "4"))
     assert (slow["virtual_seconds"], fast["virtual_seconds"]) == (10.06, 2.56)
     assert (fast["speed"], fast["step_ms_is"]) == (4.0, "an assumption")
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 40])
+def test_a_closed_loop(clients: int, tmp_path: Path, replay: Any) -> None:
+    trace = tmp_path / "trace.jsonl"
+    outputs = [3, 1, 5, 2, 2, 0, 4, 7]
+    rows = [{"timestamp": 10**6, "input_length": 9, "output_length": n} for n in outputs]
+    rows.append({"timestamp": 0, "input_length": 10**8, "output_length": 1})
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    code, result = replay(str(trace), "--concurrency", str(clients), "--num-blocks", "99")
+    # Each client in turn takes the next request, as soon as it is free.
+    free = [0] * clients
+    for output in outputs:
+        free.sort()
+        free[0] += max(output, 1)
+    assert (code, result["rejected"], result["finished"]) == (0, 1, 8)
+    assert result["steps"] == max(free)
+    assert result["peak_running"] == min(clients, len(outputs))
+    assert result["virtual_seconds"] == pytest.approx(max(free) * 0.02)
 
 
 def test_a_whole_real_trace_plans(traces: Path, replay: Any) -> None:

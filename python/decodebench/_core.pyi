@@ -421,6 +421,8 @@ class Replay:
         step_ms: Virtual milliseconds of an engine step.
         selection: ``interval``, the planner's, or ``leading``, the first blocks of each table.
         record_memory: Whether :meth:`advance` says what is written and where.
+        concurrency: A closed loop of so many clients, at least 1, each of which sends the next
+            request when its last one has finished; arrivals in the trace are not looked at.
 
     Raises:
         TraceError: A setting is out of range.
@@ -437,6 +439,7 @@ class Replay:
         step_ms: float,
         selection: str,
         record_memory: bool,
+        concurrency: SupportsIndex | None = None,
     ) -> Replay: ...
     def advance(self, max_steps: int) -> FillStep | None:
         """Run until something is to be written or checked, or for that many engine steps.

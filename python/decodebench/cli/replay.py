@@ -72,6 +72,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="virtual time of an engine step; an assumption, not a prediction",
     )
     engine.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="a closed loop of N clients in place of the trace's arrivals: each sends the next "
+        "request when its last one has finished",
+    )
+    engine.add_argument(
         "--speed",
         type=float,
         default=1.0,
@@ -112,6 +119,8 @@ def _run(args: argparse.Namespace) -> int:
         raise TraceError(f"--seed {args.seed} is not in [0, 2^64)")
     if args.limit is not None and args.limit < 1:
         raise TraceError(f"--limit {args.limit} is not at least 1")
+    if args.concurrency is not None and args.speed != 1:
+        raise TraceError("--concurrency does not look at arrivals, which --speed moves")
     args.traces = getattr(args, "traces", [])
     built_in = not args.traces
     model = model_options.read(args)
@@ -137,6 +146,7 @@ def _run(args: argparse.Namespace) -> int:
         step_ms=args.step_ms,
         selection=args.selection,
         record_memory=geometry is not None,
+        concurrency=args.concurrency,
     )
     memory = None
     if geometry is not None:
@@ -202,6 +212,7 @@ def _result(
         "step_ms": args.step_ms,
         "step_ms_is": "an assumption",
         "speed": args.speed,
+        "concurrency": args.concurrency,
         "fill": args.fill,
         "selection": args.selection,
         "seed": args.seed,

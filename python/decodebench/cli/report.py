@@ -67,6 +67,8 @@ def _workload(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if count:
             yield f"note: {NOTES[what]}", f"{count:,}"
     yield f"engine steps of {result['step_ms']:g} ms, an assumption", f"{result['steps']:,}"
+    if result["concurrency"] is not None:
+        yield "clients in a closed loop", f"{result['concurrency']:,}"
     if result["speed"] != 1:
         yield "arrivals sped up by", f"{result['speed']:g}"
     yield "preemptions", f"{result['preemptions']:,}"

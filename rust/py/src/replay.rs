@@ -25,7 +25,8 @@ pub(crate) struct Replay {
 impl Replay {
     #[new]
     #[pyo3(signature = (
-        trace, *, block_size, num_blocks, groups, max_num_seqs, step_ms, selection, record_memory
+        trace, *, block_size, num_blocks, groups, max_num_seqs, step_ms, selection, record_memory,
+        concurrency=None
     ))]
     #[allow(clippy::too_many_arguments)] // keyword arguments, on the Python side
     fn new(
@@ -38,6 +39,7 @@ impl Replay {
         step_ms: f64,
         selection: &str,
         record_memory: bool,
+        concurrency: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let number = |name: &str, value: &Bound<'_, PyAny>| {
             unsigned(value, u64::from(u32::MAX))
@@ -51,6 +53,7 @@ impl Replay {
             num_blocks: number("num_blocks", num_blocks)?,
             groups: kinds.collect::<PyResult<_>>()?,
             max_num_seqs: number("max_num_seqs", max_num_seqs)?,
+            concurrency: concurrency.map(|clients| number("concurrency", clients)).transpose()?,
             step_ms,
             selection: selection.parse().map_err(refuse)?,
             record_memory,

@@ -91,6 +91,9 @@ pub struct ReplayConfig {
     pub groups: Vec<GroupKind>,
     /// Most requests that run at once; at least 1.
     pub max_num_seqs: u32,
+    /// A closed loop of so many clients, at least 1, each of which sends the trace's next request when
+    /// its last one has finished; arrivals in the trace are not looked at. `None`: as the trace says.
+    pub concurrency: Option<u32>,
     /// Duration of every engine step in virtual milliseconds, at least 10^-6 (one nanosecond).
     pub step_ms: f64,
     /// Which blocks are filled.
@@ -108,6 +111,7 @@ impl ReplayConfig {
             num_blocks,
             groups: vec![GroupKind::Full],
             max_num_seqs: 256,
+            concurrency: None,
             step_ms: 20.0,
             selection: Selection::Interval,
             record_memory: false,
@@ -131,6 +135,9 @@ impl ReplayConfig {
         }
         if max_num_seqs == 0 {
             return Err(ConfigError::NoSeqs);
+        }
+        if self.concurrency == Some(0) {
+            return Err(ConfigError::NoClients);
         }
         ns_of_ms(step_ms).filter(|&ns| ns > 0).ok_or(ConfigError::Step { step_ms })
     }
@@ -172,6 +179,9 @@ pub enum ConfigError {
     /// Nothing could ever run.
     #[error("max_num_seqs is 0")]
     NoSeqs,
+    /// A closed loop without clients.
+    #[error("concurrency is 0")]
+    NoClients,
     /// Duration of a step.
     #[error("step_ms {step_ms} is not in [0.000001, 10^13]")]
     Step {

@@ -97,6 +97,7 @@ pub(crate) struct Engine {
     manager: Manager,
     max_running: usize,
     step_ns: u64,
+    concurrency: Option<usize>,
     clock_ns: u64,
     next_arrival: usize,
     waiting: VecDeque<Waiting>,
@@ -122,6 +123,7 @@ impl Engine {
             manager,
             max_running: config.max_num_seqs as usize,
             step_ns,
+            concurrency: config.concurrency.map(|clients| clients as usize),
             clock_ns: 0,
             next_arrival: 0,
             waiting: VecDeque::new(),
@@ -196,7 +198,7 @@ impl Engine {
     /// Queues the requests that have arrived; those that could never run are counted and dropped.
     fn arrive(&mut self) {
         while let Some(arrival) = self.trace.arrival_ns(self.next_arrival)
-            && arrival <= self.clock_ns
+            && self.is_due(arrival)
         {
             let request = self.next_arrival;
             self.next_arrival += 1;
@@ -205,6 +207,14 @@ impl Engine {
             } else {
                 self.counters.rejected += 1;
             }
+        }
+    }
+
+    /// Whether the next request is sent: when it arrives, or, in a closed loop, when a client is idle.
+    fn is_due(&self, arrival: u64) -> bool {
+        match self.concurrency {
+            Some(clients) => self.running.len() + self.waiting.len() < clients,
+            None => arrival <= self.clock_ns,
         }
     }
 
