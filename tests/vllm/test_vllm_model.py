@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("vllm.v1", reason="vLLM is not installed")
+
 import torch
 from vllm.v1.core import kv_cache_utils as engine
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec

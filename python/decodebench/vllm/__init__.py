@@ -17,7 +17,11 @@ from decodebench.errors import DecodeBenchError
 if __version_tuple__[:2] < (0, 30):
     raise DecodeBenchError(f"decodebench.vllm needs vLLM 0.30 or later, found {__version__}")
 
-from decodebench.vllm.connector import DecodeBenchConnector
+from decodebench.vllm import plugin
+from decodebench.vllm.connector import DecodeBench
 from decodebench.vllm.metadata import DecodeBenchConnectorMetadata
 
-__all__ = ["DecodeBenchConnector", "DecodeBenchConnectorMetadata"]
+__all__ = ["DecodeBench", "DecodeBenchConnector", "DecodeBenchConnectorMetadata"]
+
+DecodeBenchConnector = DecodeBench
+plugin.register()

@@ -28,14 +28,17 @@ from decodebench.vllm.scheduler import FillScheduler
 from decodebench.vllm.stats import DecodeBenchConnectorPromMetrics, DecodeBenchConnectorStats
 from decodebench.vllm.worker import FillWorker
 
-__all__ = ["DecodeBenchConnector"]
+__all__ = ["DecodeBench"]
 
 
-class DecodeBenchConnector(KVConnectorBase_V1, SupportsHMA):
+class DecodeBench(KVConnectorBase_V1, SupportsHMA):
     """Pretends that prompts were computed elsewhere, and fills their KV blocks with dummy values.
 
     Options, in ``kv_connector_extra_config``: see :class:`decodebench.vllm.options.Options`. Loads
     are synchronous: a step's blocks are filled before its forward pass.
+
+    The class has the name under which it is registered, since vLLM's ``MultiConnector`` looks up
+    by the one what it finds under the other.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""vLLM's plugin entry point: ``"kv_connector": "DecodeBench"`` needs no module path."""
+"""The connector's name in vLLM: ``"kv_connector": "DecodeBench"`` needs no module path."""
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
@@ -6,8 +6,6 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Register the connector. vLLM calls this in every process, and may do so again."""
+    """Register the connector, once. vLLM calls this in every process unless told not to."""
     if "DecodeBench" not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(
-            "DecodeBench", "decodebench.vllm", "DecodeBenchConnector"
-        )
+        KVConnectorFactory.register_connector("DecodeBench", "decodebench.vllm", "DecodeBench")

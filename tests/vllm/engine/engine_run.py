@@ -52,6 +52,15 @@ class Engine:
         """Return what was wrong with any fill."""
         return [one for record in self.records("problem") for one in record["problems"]]
 
+    def statistics(self) -> dict[str, float]:
+        """Return the connector's counters, by their names in its statistics."""
+        prefix = "vllm:decodebench_"
+        return {
+            metric.name.removeprefix(prefix): metric.value
+            for metric in self.llm.get_metrics()
+            if metric.name.startswith(prefix)
+        }
+
     def longest_step(self) -> int:
         """Return the most tokens that a step computed of one request."""
         return max(max(step["tokens"].values(), default=0) for step in self.records("step"))

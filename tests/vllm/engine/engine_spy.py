@@ -35,10 +35,10 @@ def spy_on(base: Any) -> Any:
     class Spy(base):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
-            options = vllm_config.kv_transfer_config.kv_connector_extra_config
+            options = self._kv_transfer_config.kv_connector_extra_config
+            self._rank = vllm_config.parallel_config.rank
             self._value = None if options.get("fill_std") else options.get("fill_mean", 0.015)
             self._at_startup = options.get("startup_fill", False)
-            self._local: dict[str, int] = {}
             self._admissions: list[Admission] = []
 
         def get_num_new_matched_tokens(self, request: Any, local: int) -> Any:
@@ -91,12 +91,15 @@ def spy_on(base: Any) -> Any:
                 _record(
                     "fill",
                     requests=requests,
+                    rank=self._rank,
                     num_bytes=check.num_bytes,
                     digest=_digest(self._caches),
                 )
             if problems := check.problems():
                 _record("problem", problems=problems)
 
+    # Under its name an engine of several connectors finds what reads its statistics.
+    Spy.__name__ = base.__name__
     return Spy
 
 
