@@ -13,6 +13,17 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 BLOCK = 32
+ARGUMENTS: dict[str, Any] = {
+    "dtype": "float32",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_model_len": 1024,
+    "max_num_seqs": 64,
+    "block_size": BLOCK,
+    "num_gpu_blocks_override": 400,
+    "enable_prefix_caching": True,
+}
 Prompt = list[int]
 
 
@@ -37,12 +48,7 @@ class Engine:
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of one kind, a process's in its order."""
-        lines = [
-            json.loads(line)
-            for path in sorted(self._records.glob("*.jsonl"))
-            for line in path.read_text().splitlines()
-        ]
-        return [line for line in lines if line["kind"] == kind]
+        return read_records(self._records, kind)
 
     def admissions(self) -> list[dict[str, Any]]:
         """Return all admissions with external tokens."""
@@ -64,6 +70,16 @@ class Engine:
     def longest_step(self) -> int:
         """Return the most tokens that a step computed of one request."""
         return max(max(step["tokens"].values(), default=0) for step in self.records("step"))
+
+
+def read_records(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind in a folder, a process's in its order."""
+    lines = [
+        json.loads(line)
+        for path in sorted(directory.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    return [line for line in lines if line["kind"] == kind]
 
 
 def sampling(num_tokens: int) -> SamplingParams:
@@ -90,16 +106,8 @@ def run_engine(
     os.environ[RECORDS] = str(records)
     llm = LLM(
         **{
+            **ARGUMENTS,
             "model": str(model),
-            "dtype": "float32",
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "enforce_eager": True,
-            "max_model_len": 1024,
-            "max_num_seqs": 64,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": 400,
-            "enable_prefix_caching": True,
             "kv_transfer_config": kv_transfer,
             "disable_log_stats": False,
             **arguments,
