@@ -278,6 +278,17 @@ def test_a_group_without_any_block_is_warned_of(caplog):
     assert "KV cache group 1 (positional) for the 32 external tokens of request r" in record.message
 
 
+def test_a_block_that_another_request_of_the_step_fills_is_no_missing_one(caplog):
+    connector = scheduler_side(cache_config(full(), window()))
+    for name, windowed in ("r", [0, 0, 3]), ("s", [0, 5, 3]), ("t", [0, 6, 7]):
+        req = request(33, name)
+        connector.get_num_new_matched_tokens(req, 0)
+        connector.update_state_after_alloc(req, blocks([1, 2, 3], windowed), 32)
+    plan(connector)
+    (record,) = records(caplog)
+    assert "KV cache group 1 (positional) for the 32 external tokens of request r" in record.message
+
+
 def test_counts_are_logged_for_debugging(caplog):
     connector = scheduler_side(cache_config(full(), RING))
     admit(connector, request(33), 0, [1, 2, 3], [4])

@@ -274,6 +274,13 @@ def test_caches_may_be_registered_again_and_rest_while_the_engine_sleeps():
     assert (second[2] == CONSTANT).all()
 
 
+def test_a_wake_without_caches_does_nothing(caplog):
+    connector = worker_side(cache_config(full()), {})
+    caplog.clear()
+    connector.restore_kv_caches()
+    assert not caplog.records
+
+
 def test_startup_fill_covers_whole_caches_and_is_redone_on_wake():
     config = cache_config(full(), RING)
     cache, ring = view(), torch.full((32, 4), 7.0)

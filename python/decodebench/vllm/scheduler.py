@@ -24,6 +24,9 @@ logger = init_logger(f"vllm.{__name__}")
 
 _NOTHING: Final = DecodeBenchConnectorMetadata()
 
+_Request = tuple[str, int, int, tuple[list[int], ...]]
+"""Id, local tokens, external tokens, block tables."""
+
 # Before 0.32 the interface forbids connectors to change the scheduler's output.
 _MAY_SPARE_ZEROING: Final = __version_tuple__[:2] >= (0, 32)
 
@@ -95,23 +98,17 @@ class FillScheduler:
             return _NOTHING
         start = time.perf_counter()
         tables = _block_tables(scheduler_output, admitted.keys())
-        plan = self._planner.plan_step(
-            [
-                (
-                    request_id,
-                    local,
-                    external,
-                    tables.get(request_id) or blocks.get_block_ids(),
-                )
-                for request_id, (local, external, blocks) in admitted.items()
-            ]
-        )
+        requests = [
+            (request_id, local, external, tables.get(request_id) or blocks.get_block_ids())
+            for request_id, (local, external, blocks) in admitted.items()
+        ]
+        plan = self._planner.plan_step(requests)
         self._stats.add(
             num_blocks=len(plan.block_ids),
             num_repeats_merged=plan.repeats_merged,
             plan_seconds=time.perf_counter() - start,
         )
-        self._report(plan, num_tokens)
+        self._report(plan, requests)
         if _MAY_SPARE_ZEROING and scheduler_output.new_block_ids_to_zero:
             self._spare_zeroing(scheduler_output, plan)
         return DecodeBenchConnectorMetadata(plan=plan, num_tokens=num_tokens)
@@ -128,14 +125,17 @@ class FillScheduler:
         stats, self._stats = self._stats, DecodeBenchConnectorStats()
         return stats
 
-    def _report(self, plan: StepPlan, num_tokens: tuple[int, ...]) -> None:
+    def _report(self, plan: StepPlan, requests: list[_Request]) -> None:
         debug = logger.isEnabledFor(logging.DEBUG)
-        for number, (request_id, external) in enumerate(
-            zip(plan.request_ids, num_tokens, strict=True)
-        ):
+        for number, request in enumerate(requests):
+            request_id, _, external, _ = request
             counts = {g: len(plan.request_block_ids(g, number)) for g in self._filling}
+            if plan.repeats_merged and not all(counts.values()):
+                # A block that several requests name stands with the first of them only.
+                alone = self._planner.plan(request)
+                counts = {g: len(alone[g].block_ids) for g in self._filling}
             for group, count in counts.items():
-                if not count and not plan.repeats_merged:
+                if not count:
                     logger.warning(
                         "No block to fill in KV cache group %d (%s) for the %d external tokens of "
                         "request %s",

@@ -67,8 +67,9 @@ class FillWorker:
         self._filler = None
 
     def restore(self) -> None:
-        """Register the same caches again, with what they held lost."""
-        self.register(self._kv_caches)
+        """Register the same caches again, with what they held lost; without any, do nothing."""
+        if self._kv_caches:
+            self.register(self._kv_caches)
 
     def fill(self, metadata: DecodeBenchConnectorMetadata) -> None:
         """Write what the scheduler planned.
