@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from decodebench import DecodeBenchError, PlanError, __version__
-from decodebench.cli import plan, replay, trace
+from decodebench.cli import env, plan, replay, trace
 from decodebench.cli.files import shown
 
 _FAILED_CHECK = 1
@@ -37,6 +37,7 @@ def run(argv: Sequence[str]) -> int:
     replay.add_parser(commands)
     trace.add_parser(commands)
     plan.add_parser(commands)
+    env.add_parser(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)

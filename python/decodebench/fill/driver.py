@@ -8,23 +8,11 @@ from numpy.typing import NDArray
 
 from decodebench.errors import BackendError
 from decodebench.fill.cuda import THREADS
+from decodebench.fill.environment import look
 
-__all__ = ["OPTIONS", "CupyDriver", "missing"]
+__all__ = ["OPTIONS", "CupyDriver"]
 
 OPTIONS: Final = ("--std=c++17", "--restrict")
-
-
-def missing() -> str | None:
-    """Return why the CUDA backend cannot be used here, None if it can."""
-    try:
-        import cupy
-    except ImportError as error:
-        return f"CuPy cannot be imported ({error}); the extras cuda12 and cuda13 bring it"
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CuPy finds no usable device ({error})"
-    return None if count else "CuPy finds no device"
 
 
 class CupyDriver:
@@ -40,7 +28,7 @@ class CupyDriver:
     __slots__ = ("_cupy", "_device", "_kept", "_kernel", "_runtime", "multiprocessors")
 
     def __init__(self, device: int) -> None:
-        reason = missing()
+        reason = look().not_cuda
         if reason is not None:
             raise BackendError(f"the CUDA backend is not available: {reason}")
         import cupy
@@ -55,11 +43,7 @@ class CupyDriver:
             with self._device:
                 module = cupy.RawModule(code=source, options=OPTIONS, backend="nvrtc")
                 self._kernel = module.get_function("fill")
-        except (
-            cupy.cuda.runtime.CUDARuntimeError,
-            cupy.cuda.driver.CUDADriverError,
-            cupy.cuda.compiler.CompileException,
-        ) as error:
+        except (RuntimeError, cupy.cuda.compiler.CompileException) as error:
             raise BackendError(
                 f"the CUDA backend cannot start on device {device}: {error}"
             ) from None
