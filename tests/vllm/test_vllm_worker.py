@@ -387,3 +387,85 @@ def test_arrays_keep_their_tensors_alive():
     junk = [np.zeros(32 * 2 * BLOCK * 8, np.float32) for _ in range(4)]
     fill(connector, chosen([1]))
     assert not any(array.any() for array in junk)
+
+
+class OnGpu(torch.Tensor):
+    """Host memory that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+
+OnGpu.__module__ = "torch"
+
+
+def test_caches_on_a_gpu_are_filled_on_the_current_stream_and_timed_later(monkeypatch):
+    from decodebench.fill import filler
+
+    calls, finished = [], set()
+
+    class FakeDriver:
+        multiprocessors = 2
+
+        def __init__(self, device):
+            self.kept = []
+
+        def pinned(self, size):
+            self.kept.append(np.zeros(size, np.uint8))
+            return self.kept[-1]
+
+        def device(self, size):
+            return self.pinned(size).ctypes.data
+
+        def upload(self, array):
+            self.kept.append(array)
+            return array.ctypes.data
+
+        def stream(self, stream):
+            return stream
+
+        def capturing(self, stream):
+            return False
+
+        def copy(self, target, source, size, stream):
+            calls.append(("copy", stream))
+
+        def launch(self, blocks, arguments, stream):
+            calls.append(("launch", stream))
+
+        def event(self):
+            return None
+
+        def record(self, event, stream):
+            pass
+
+        wait = record
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            calls.append(("event", stream))
+
+        def query(self):
+            return self in finished
+
+        def elapsed_time(self, other):
+            return 250.0
+
+    monkeypatch.setattr(filler, "CupyDriver", FakeDriver)
+    monkeypatch.setattr(FakeDriver, "wait", lambda self, event: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: 77 + device)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    config = cache_config(full(), full())
+    memory = view().as_subclass(OnGpu)
+    connector = worker_side(config, {"layer0": memory, "layer1": memory})
+    fill(connector, chosen([1, 2], []))
+    assert calls == [("event", 77), ("copy", 77), ("launch", 77), ("event", 77)]
+    stats = connector.get_kv_connector_stats()
+    assert stats.data == {"num_bytes": 2 * 2 * BLOCK * 8 * 4, "num_fills": 1}
+    assert connector.get_kv_connector_stats() is None
+    finished.update(end for _, end in connector._worker._running)
+    assert connector.get_kv_connector_stats().data == {"fill_seconds": 0.25}
+    with pytest.raises(LayoutError, match="are in CUDA device 0 and host memory"):
+        worker_side(config, {"layer0": memory, "layer1": view()})

@@ -66,11 +66,13 @@ class CacheReader:
                 dtype,
                 name,
             )
+        on_gpu = tensor.device.type == "cuda"
         return Layer(
-            _array(name, tensor, dtype),
+            tensor if on_gpu else _array(name, tensor, dtype),
             self.planner,
             group,
             name=name,
+            dtype=_name(dtype) if on_gpu and not zeros else None,
             token_axis=self._token_axis(group, spec, tensor),
             interleave=self.interleave,
             zeros=zeros,

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -12,6 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from decodebench import Group, LayoutError, Planner
 from decodebench.fill import Filler, Selection
+from decodebench.fill.filler import device_of
 from decodebench.layout import Layer
 from decodebench.vllm.caches import CacheReader
 from decodebench.vllm.groups import layer_spec, planner_groups, startup_groups, step_planner
@@ -43,6 +46,8 @@ class FillWorker:
         self._startup_planner = Planner(groups, config.num_blocks, null_block=None)
         self._kv_caches: Mapping[str, object] = {}
         self._filler: Filler | None = None
+        self._device: int | None = None
+        self._running: list[tuple[Any, Any]] = []
         self._stats = DecodeBenchConnectorStats()
 
     def register(self, kv_caches: Mapping[str, object]) -> None:
@@ -53,9 +58,10 @@ class FillWorker:
         """
         self._kv_caches = kv_caches
         layers = self._layers(self._planner, set(range(len(self._planner.groups))) - self._startup)
+        covered = self._layers(self._startup_planner, self._startup)
+        self._device = device_of([*layers, *covered])
         pattern = self._options.pattern()
         self._filler = Filler(layers, pattern) if layers else None
-        covered = self._layers(self._startup_planner, self._startup)
         if covered:
             filler = Filler(covered, pattern)
             for group in sorted(self._startup):
@@ -90,6 +96,7 @@ class FillWorker:
 
     def take_stats(self) -> DecodeBenchConnectorStats | None:
         """Return what was counted since the last call, None if nothing was."""
+        self._read_times()
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, DecodeBenchConnectorStats()
@@ -113,9 +120,29 @@ class FillWorker:
         return layers
 
     def _write(self, filler: Filler, plan: Selection) -> None:
+        if self._device is not None:
+            self._enqueue(filler, plan, self._device)
+            return
         start = time.perf_counter()
         num_bytes = filler.fill(plan)
         self._stats.add(num_bytes=num_bytes, num_fills=1, fill_seconds=time.perf_counter() - start)
+
+    def _enqueue(self, filler: Filler, plan: Selection, device: int) -> None:
+        """Fill on torch's current stream, between events that are read once they have happened."""
+        self._read_times()
+        stream = torch.cuda.current_stream(device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(stream)
+        num_bytes = filler.fill(plan, stream=stream)
+        end.record(stream)
+        self._running.append((start, end))
+        self._stats.add(num_bytes=num_bytes, num_fills=1)
+
+    def _read_times(self) -> None:
+        """Count the time of fills that the GPU has finished, without waiting for others."""
+        while self._running and self._running[0][1].query():
+            start, end = self._running.pop(0)
+            self._stats.add(fill_seconds=start.elapsed_time(end) / 1000)
 
     def _announce(self, layers: list[Layer], covered: list[Layer]) -> None:
         options = self._options
