@@ -44,6 +44,7 @@ test-vllm: build
 	rm -rf target/vllm
 	$(MATURIN) build --release --locked --out target/vllm
 	$(BIN)/pip install --quiet --no-deps --target target/vllm/site target/vllm/*.whl
+	$(BIN)/pip install --quiet --target target/vllm/site hypothesis
 	@# vLLM's own imports warn.
 	PYTHONPATH=$(CURDIR)/target/vllm/site $(VLLM_ENV)/bin/python -m pytest -W default tests/vllm
 

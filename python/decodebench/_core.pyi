@@ -451,6 +451,24 @@ class Replay:
                 them.
         """
 
+    def running(self) -> list[tuple[int, int, int, int, list[_Int32s]]]:
+        """Return the requests of the step that was scheduled last, in the engine's order.
+
+        Per request: its number in the trace, in order of arrival from 0; the number of its
+        admission, from 1; tokens that the prefix cache had and tokens that came from outside, at
+        admission; and one block table per group, 0 for the null block. Requests that finish with
+        the step are still among them: the step is executed when the next one is scheduled.
+        """
+
+    def waiting(self) -> list[int]:
+        """Return the requests that have arrived and do not run, the next one first."""
+
+    def free_blocks(self) -> _Int32s:
+        """Return the free blocks, in the order in which they will be taken."""
+
+    def cached_blocks(self) -> _Int32s:
+        """Return the blocks that the prefix cache knows, free or not, in order of id."""
+
     @property
     def done(self) -> bool:
         """Whether every request has finished or was rejected, and everything was returned."""

@@ -1,7 +1,7 @@
 """Connectors, requests and engine configurations, without an engine."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +171,11 @@ class Engine:
         kv_transfer: dict[str, Any],
         *,
         num_blocks: int,
+        block_size: int = BLOCK,
+        specs: Sequence[KVCacheSpec] = (),
+        max_num_seqs: int = 16,
+        max_model_len: int = 4096,
+        hash_function: Callable[[Any], bytes] = sha256,
         async_scheduling: bool = False,
     ) -> None:
         (path / "config.json").write_text(
@@ -184,12 +189,12 @@ class Engine:
                     "num_attention_heads": 2,
                     "num_key_value_heads": 2,
                     "vocab_size": 128,
-                    "max_position_embeddings": 4096,
+                    "max_position_embeddings": max_model_len,
                     "torch_dtype": "float32",
                 }
             )
         )
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=True)
         cache.kv_cache_layout = "LBNHC"
         cache.num_gpu_blocks = num_blocks
         config = VllmConfig(
@@ -197,9 +202,9 @@ class Engine:
                 model=str(path), skip_tokenizer_init=True, dtype="float32", seed=0
             ),
             scheduler_config=SchedulerConfig(
-                max_num_seqs=16,
+                max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=4096,
-                max_model_len=4096,
+                max_model_len=max_model_len,
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
                 async_scheduling=async_scheduling,
@@ -211,13 +216,13 @@ class Engine:
         self.config = config
         self.scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
             vllm_config=config,
-            kv_cache_config=cache_config(full(), num_blocks=num_blocks),
+            kv_cache_config=cache_config(*(specs or [full()]), num_blocks=num_blocks),
             log_stats=True,
             structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
+            block_size=block_size,
         )
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(block_size, hash_function)
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 4) -> Request:
         made = Request(
@@ -233,13 +238,14 @@ class Engine:
     def schedule(self) -> SchedulerOutput:
         return self.scheduler.schedule()
 
-    def finish_step(self, output: SchedulerOutput) -> None:
+    def finish_step(self, output: SchedulerOutput, sampled: Sequence[int] | None = None) -> None:
+        """Give every request of the step its token, in the order of the output."""
         names = list(output.num_scheduled_tokens)
         known = {field.name for field in fields(ModelRunnerOutput)}
         index = {"req_id_to_index": {name: i for i, name in enumerate(names)}}  # before 0.34
         result = ModelRunnerOutput(
             req_ids=names,
-            sampled_token_ids=[[7] for _ in names],
+            sampled_token_ids=[[token] for token in sampled or [7] * len(names)],
             **{name: value for name, value in index.items() if name in known},
         )
         self.scheduler.update_from_output(output, result)

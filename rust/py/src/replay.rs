@@ -83,6 +83,27 @@ impl Replay {
         }
     }
 
+    fn running<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for running in self.lock().running() {
+            let tables = tables(py, running.tables)?;
+            list.append((running.request, running.sequence, running.local, running.external, tables))?;
+        }
+        Ok(list)
+    }
+
+    fn waiting(&self) -> Vec<usize> {
+        self.lock().waiting().collect()
+    }
+
+    fn free_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        int32_array(py, &int32_bytes(py, &self.lock().free_blocks()))
+    }
+
+    fn cached_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        int32_array(py, &int32_bytes(py, &self.lock().cached_blocks()))
+    }
+
     #[getter]
     fn done(&self) -> bool {
         self.done.load(Ordering::Relaxed)

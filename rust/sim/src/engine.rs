@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::{ConfigError, ReplayConfig};
 use crate::content::Contents;
 use crate::manager::{Manager, Tables};
+use crate::pool::BlockPool;
 use crate::trace::Trace;
 use crate::watch::Watch;
 
@@ -26,6 +27,11 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Number of the request in the trace.
+    pub(crate) fn request(&self) -> usize {
+        self.request
+    }
+
     /// Number of the admission, from 1.
     pub(crate) fn number(&self) -> u32 {
         self.number
@@ -142,6 +148,20 @@ impl Engine {
 
     pub(crate) fn clock_ns(&self) -> u64 {
         self.clock_ns
+    }
+
+    pub(crate) fn pool(&self) -> &BlockPool {
+        self.manager.pool()
+    }
+
+    /// In the order in which they are scheduled.
+    pub(crate) fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// The requests in the queue, the next one first.
+    pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.waiting.iter().map(|waiting| waiting.request)
     }
 
     /// The last `count` running sequences.

@@ -40,7 +40,7 @@ mod workload;
 
 pub use config::{ConfigError, GroupKind, ReplayConfig, Selection};
 pub use record::{Admitted, EngineWrites, FillStep, Fills, LeadingFill, Released};
-pub use replay::{Advance, Replay, ReplayError};
+pub use replay::{Advance, Replay, ReplayError, Running};
 pub use stats::Stats;
 pub use trace::{
     Format, ReadOptions, RowError, Source, TimeUnit, Trace, TraceError, TraceNotes, TraceOptions,

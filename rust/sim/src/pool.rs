@@ -137,6 +137,18 @@ impl BlockPool {
         (self.num_blocks - 1).unsigned_abs() - self.num_free
     }
 
+    /// The free blocks, in the order in which they will be taken.
+    pub(crate) fn free_blocks(&self) -> Vec<BlockId> {
+        let uncached = self.uncached.iter().rev().copied();
+        let cached = self.cached.entries.iter().copied().filter(|&id| id != NULL);
+        uncached.chain(self.fresh..self.num_blocks).chain(cached).collect()
+    }
+
+    /// The blocks with cached content, in order of id.
+    pub(crate) fn cached_blocks(&self) -> Vec<BlockId> {
+        (0..).zip(&self.blocks).filter(|(_, block)| block.key != NO_KEY).map(|(id, _)| id).collect()
+    }
+
     /// How often a lookup that found a block that was lost finds another one since.
     pub(crate) fn num_replaced(&self) -> u64 {
         self.num_replaced

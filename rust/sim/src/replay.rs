@@ -64,6 +64,8 @@ pub struct Replay {
     scratch: Scratch,
     watcher: Watcher,
     totals: FillTotals,
+    /// Whether a step was scheduled that has not been executed.
+    scheduled: bool,
     ended: bool,
 }
 
@@ -93,6 +95,7 @@ impl Replay {
             scratch: Scratch::default(),
             watcher: Watcher { audit, recorder, name: String::new(), refused: None },
             totals: FillTotals::new(num_groups),
+            scheduled: false,
             ended: false,
         })
     }
@@ -136,13 +139,46 @@ impl Replay {
         self.totals.stats(&counters, self.engine.clock_ns(), &notes)
     }
 
+    /// The requests of the step that was scheduled last, in the engine's order: those admitted in it at
+    /// the end. Those that the next step finishes are still among them.
+    pub fn running(&self) -> impl ExactSizeIterator<Item = Running<'_>> {
+        self.engine.running().iter().map(|sequence| Running {
+            request: sequence.request(),
+            sequence: sequence.number(),
+            local: sequence.local(),
+            external: sequence.external(),
+            tables: sequence.tables().blocks(),
+        })
+    }
+
+    /// The requests that have arrived and do not run, by number in the trace, the next one first.
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.engine.waiting()
+    }
+
+    /// The free blocks, in the order in which they will be taken.
+    #[must_use]
+    pub fn free_blocks(&self) -> Vec<i32> {
+        self.engine.pool().free_blocks()
+    }
+
+    /// The blocks with content that the prefix cache finds or could find, in order of id.
+    #[must_use]
+    pub fn cached_blocks(&self) -> Vec<i32> {
+        self.engine.pool().cached_blocks()
+    }
+
     fn step(&mut self) -> Result<Option<FillStep>, Refusal> {
+        if std::mem::take(&mut self.scheduled) {
+            self.engine.execute(&mut self.watcher);
+        }
         let schedule = self.engine.schedule(&mut self.watcher);
         let count = match schedule {
             Schedule::Step(admitted) => admitted,
             Schedule::Ended => 0,
         };
         self.ended = schedule == Schedule::Ended;
+        self.scheduled = !self.ended;
         let admitted = self.engine.last_admitted(count);
         self.watcher.admit(admitted)?;
         let due = self.watcher.recorder.as_ref().is_some_and(|recorder| {
@@ -155,9 +191,6 @@ impl Replay {
                 let admitted = self.engine.last_admitted(count).iter().map(admitted_record).collect();
                 record = Some(recorder.take(fills, admitted));
             }
-        }
-        if !self.ended {
-            self.engine.execute(&mut self.watcher);
         }
         self.watcher.refused.take().map_or(Ok(record), Err)
     }
@@ -213,6 +246,22 @@ impl Replay {
         }
         Ok(fills)
     }
+}
+
+/// A request that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Running<'r> {
+    /// Number of the request in the trace, in order of arrival from 0.
+    pub request: usize,
+    /// Number of the admission, from 1.
+    pub sequence: u32,
+    /// Tokens that the prefix cache had at admission.
+    pub local: u32,
+    /// Tokens that came from outside at admission.
+    pub external: u32,
+    /// Block table of each group, 0 for the null block.
+    pub tables: &'r [Vec<i32>],
 }
 
 fn admitted_record(sequence: &Sequence) -> Admitted {
