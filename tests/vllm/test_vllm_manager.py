@@ -1,5 +1,8 @@
 """The simulated engine decides what vLLM's scheduler and KV-cache manager decide."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is not installed")
@@ -51,3 +54,37 @@ QUICK = settings(
 )
 def test_random_workloads(workload, block_size, num_blocks, max_num_seqs, groups):
     Twin(*workload, Setting(groups, block_size, num_blocks, max_num_seqs)).run()
+
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+
+
+def rows_of(name: str) -> list[Row]:
+    """The first 1,000 requests, prompts cut to 8 hash blocks and outputs to an eighth.
+
+    Uncut, vLLM's Python would take minutes to hash and to list the blocks of every step.
+    """
+    if not (TRACES / name).exists():
+        pytest.skip(f"{name} is not at hand")
+    rows = []
+    for line in (TRACES / name).read_text().splitlines()[:1000]:
+        row = json.loads(line)
+        prompt = min(row["input_length"], 8 * 512)
+        ids = tuple(row["hash_ids"][: -(-prompt // 512)])
+        rows.append(Row(row["timestamp"], prompt, row["output_length"] // 8, ids))
+    return rows
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize(
+    "groups", [("full",), ("full", "window:1024"), ("window:512", "full", "window:1024")]
+)
+@pytest.mark.parametrize("name", ["mooncake_conversation.jsonl", "mooncake_synthetic.jsonl"])
+def test_real_traces(name, groups, block_size):
+    num_blocks = 20_000 // block_size * len(groups)
+    twin = Twin(rows_of(name), 512, Setting(groups, block_size, num_blocks, 24))
+    twin.run(every=50)
+    stats = twin.ours.stats()
+    assert stats["finished"] + stats["rejected"] == len(twin.rows)
+    assert stats["local_tokens"] > 0
+    assert stats["preemptions"] > 0
