@@ -60,7 +60,7 @@ TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
 
 def rows_of(name: str) -> list[Row]:
-    """The first 1,000 requests, prompts cut to 8 hash blocks and outputs to an eighth.
+    """The first 1,000 requests, ten times as fast, prompts cut to 4,096 tokens, outputs to 1/8.
 
     Uncut, vLLM's Python would take minutes to hash and to list the blocks of every step.
     """
@@ -71,7 +71,7 @@ def rows_of(name: str) -> list[Row]:
         row = json.loads(line)
         prompt = min(row["input_length"], 8 * 512)
         ids = tuple(row["hash_ids"][: -(-prompt // 512)])
-        rows.append(Row(row["timestamp"], prompt, row["output_length"] // 8, ids))
+        rows.append(Row(row["timestamp"] / 10, prompt, row["output_length"] // 8, ids))
     return rows
 
 
