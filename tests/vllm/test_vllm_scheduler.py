@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is not installed")
 
 import torch
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
@@ -38,6 +39,7 @@ from vllm_support import (
 
 from decodebench import DecodeBenchError, LayoutError, PlanError
 from decodebench.vllm import DecodeBenchConnectorMetadata
+from decodebench.vllm.groups import planner_groups
 from decodebench.vllm.options import Options
 
 OURS = {
@@ -194,6 +196,13 @@ def test_context_parallel_blocks_span_the_tokens_of_all_ranks():
     connector = scheduler_side(cache_config(full()), dcp=2)
     metadata = admit(connector, request(50), 16, [1, 2])
     assert metadata.reqs_to_fill == {"r": (([1, 2],), 33)}
+
+
+def test_context_parallel_spans_are_those_of_the_engines_managers():
+    config = cache_config(full(), window())
+    manager = KVCacheManager(config, 4096, 2 * BLOCK, BLOCK, enable_caching=False, dcp_world_size=2)
+    spans = [one.block_size for one in manager.coordinator.single_type_managers]
+    assert [group.span for group in planner_groups(config, 2)] == spans
 
 
 @pytest.mark.skipif(

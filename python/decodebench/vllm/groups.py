@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     CrossAttentionSpec,
@@ -79,7 +79,17 @@ def _group(number: int, group: KVCacheGroupSpec, dcp_world_size: int) -> Group:
     (indexing,) = kinds
     if indexing in ("ring", "excluded"):
         return Group(indexing)
-    return Group(indexing, resolve_dcp_kv_block_size(group.kv_cache_spec, dcp_world_size))
+    return Group(indexing, _span(group.kv_cache_spec, dcp_world_size))
+
+
+def _span(spec: KVCacheSpec, dcp_world_size: int) -> int:
+    """Return the tokens of a block, over all ranks that share them, by the engine's own rule."""
+    # Before 0.31 the engine asks apart which groups are sharded; since then, specs know.
+    sharding = getattr(kv_cache_utils, "dcp_world_size_for_kv_cache_spec", None)
+    if sharding is not None:
+        dcp_world_size = sharding(spec, dcp_world_size)
+    span: int = kv_cache_utils.resolve_dcp_kv_block_size(spec, dcp_world_size)
+    return span
 
 
 def _indexing(spec: KVCacheSpec) -> Literal["positional", "state", "ring", "excluded"]:
