@@ -93,8 +93,8 @@ class FillScheduler:
         if not admitted:
             return _NOTHING
         num_tokens = tuple(external for _, external, _ in admitted.values())
-        self._stats.add(num_requests=len(admitted), num_tokens=sum(num_tokens))
         if not self._filling:
+            self._stats.add(num_requests=len(admitted), num_tokens=sum(num_tokens))
             return _NOTHING
         start = time.perf_counter()
         tables = _block_tables(scheduler_output, admitted.keys())
@@ -104,6 +104,8 @@ class FillScheduler:
         ]
         plan = self._planner.plan_step(requests)
         self._stats.add(
+            num_requests=len(admitted),
+            num_tokens=sum(num_tokens),
             num_blocks=len(plan.block_ids),
             num_repeats_merged=plan.repeats_merged,
             plan_seconds=time.perf_counter() - start,

@@ -64,8 +64,7 @@ impl StepPlan {
         let (null_blocks, outside) = pool.survey(block_ids);
         check("a null block", null_blocks == 0)?;
         check("a block id outside the pool", !outside)?;
-        let repeats = Marks::default().start(pool).insert_all(block_ids);
-        check("a block id twice", !repeats)?;
+        check("a block id twice", all_differ(pool, block_ids))?;
         let cells = groups.len().checked_mul(num_requests).and_then(|cells| cells.checked_add(1));
         check("the number of cells", cells == Some(cell_ends.len()))?;
         check("cells out of order", cell_ends.is_sorted())?;
@@ -307,6 +306,21 @@ impl<'m, 't> StepMerge<'m, 't> {
         }
         Ok((columns, repeats))
     }
+}
+
+/// Whether no id stands twice among blocks of the pool. A bit per block of the pool, since an arriving
+/// step is all that this memory is for.
+fn all_differ(pool: Pool, block_ids: &[i32]) -> bool {
+    let mut seen = vec![0_u64; pool.num_blocks().div_ceil(u64::BITS) as usize];
+    block_ids.iter().all(|id| {
+        let id = id.cast_unsigned();
+        seen.get_mut((id / u64::BITS) as usize).is_some_and(|word| {
+            let bit = 1 << (id % u64::BITS);
+            let fresh = *word & bit == 0;
+            *word |= bit;
+            fresh
+        })
+    })
 }
 
 fn in_two_groups(site: Site, block: i32, other: usize) -> PlanError {

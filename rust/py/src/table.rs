@@ -11,7 +11,11 @@ pub(crate) fn unsigned(value: &Bound<'_, PyAny>, max: u64) -> Result<u64, String
     if value.is_instance_of::<PyBool>() {
         return Err(not_an_integer());
     }
-    let index = value.call_method0("__index__").map_err(|_| not_an_integer())?;
+    let index = if value.is_exact_instance_of::<PyInt>() {
+        value.clone()
+    } else {
+        value.call_method0("__index__").map_err(|_| not_an_integer())?
+    };
     match index.extract::<u64>() {
         Ok(number) if number <= max => Ok(number),
         _ => Err(format!("must lie in [0, {max}], got {}", printed(&index))),
