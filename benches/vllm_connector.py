@@ -1,8 +1,8 @@
 """The vLLM connector beside the in-tree one, without a model; run it where vLLM is installed.
 
-Scheduler side: one admitted request of 40,000 tokens at block size 16, from the engine's question
-to unpickled metadata. Worker side: CPU caches, 64 requests of 2,500 blocks over 8 layers. Both are
-timed in turn in one run, and their answers compared first.
+Scheduler side: requests of 40,000 tokens at block size 16, admitted one or many in a step, from the
+engine's question to unpickled metadata. Worker side: CPU caches, 64 requests of 2,500 blocks over 8
+layers. Both are timed in turn in one run, and their answers compared first.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from decodebench import vllm as ours
 from timing import medians
 
 BLOCK_SIZE = 16
+REQUESTS = 16
 CLASSES = {"in-tree": in_tree.DecodeBenchConnector, "decodebench": ours.DecodeBenchConnector}
 FORWARD = ForwardContext(no_compile_layers={}, attn_metadata={}, slot_mapping={})
 
@@ -59,15 +60,14 @@ def cache_config(groups: list[list[str]], num_blocks: int) -> KVCacheConfig:
     )
 
 
-def scheduler_side(num_groups: int, num_blocks: int, rounds: int) -> None:
-    """Requests in turn, with blocks from all over a used pool."""
-    requests = 16
-    total = requests * num_groups * num_blocks
+def scheduler_side(num_groups: int, num_blocks: int, per_step: int, rounds: int) -> None:
+    """Requests in turn, some per step, with blocks from all over a used pool."""
+    total = REQUESTS * num_groups * num_blocks
     config = cache_config([[f"layer{g}"] for g in range(num_groups)], total + 1)
     pool = [KVCacheBlock(block_id=i + 1) for i in range(total)]
     random.Random(0).shuffle(pool)
     admitted = []
-    for number in range(requests):
+    for number in range(REQUESTS):
         request = Request(
             request_id=f"cmpl-{number}",
             prompt_token_ids=list(range(num_blocks * BLOCK_SIZE)),
@@ -82,37 +82,41 @@ def scheduler_side(num_groups: int, num_blocks: int, rounds: int) -> None:
         for name, cls in CLASSES.items()
     }
 
-    def step(connector: Any, request: Request, blocks: KVCacheBlocks) -> tuple[float, int, Any]:
-        """Seconds that the connector takes, bytes of its metadata, and what arrives."""
-        start = time.perf_counter()
-        external, _ = connector.get_num_new_matched_tokens(request, 0)
-        connector.update_state_after_alloc(request, blocks, external)
-        seconds = time.perf_counter() - start
-        # Meanwhile the engine makes lists of block ids, which its workers need anyway.
+    def step(connector: Any, requests: list[tuple[Request, KVCacheBlocks]]) -> tuple[float, bytes]:
+        """Seconds that the connector takes, and its metadata on the wire."""
+        # Lists of block ids are in the engine's output, since its workers need them anyway.
         output = SchedulerOutput.make_empty()
         output.scheduled_new_reqs = [
             SimpleNamespace(req_id=request.request_id, block_ids=blocks.get_block_ids())
+            for request, blocks in requests
         ]
         start = time.perf_counter()
-        pickled = pickle.dumps(connector.build_connector_meta(output), pickle.HIGHEST_PROTOCOL)
-        metadata = pickle.loads(pickled)
-        seconds += time.perf_counter() - start
-        connector.request_finished(request, [])
-        return seconds, len(pickled), metadata
+        for request, blocks in requests:
+            external, _ = connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, blocks, external)
+        wire = pickle.dumps(connector.build_connector_meta(output), pickle.HIGHEST_PROTOCOL)
+        # What arrives is let go of at once: that is work, too.
+        pickle.loads(wire)
+        seconds = time.perf_counter() - start
+        for request, _ in requests:
+            connector.request_finished(request, [])
+        return seconds, wire
 
     times: dict[str, list[float]] = {name: [] for name in connectors}
     sizes: dict[str, float] = {}
+    turn = list(connectors)
     for round_number in range(rounds):
-        for one in admitted:
-            answers = []
-            for name, connector in connectors.items():
-                seconds, size, metadata = step(connector, *one)
-                times[name].append(seconds)
-                sizes[name] = size / (num_groups * num_blocks)
-                answers.append(metadata)
-            if not round_number:
-                assert answers[0].reqs_to_fill == answers[1].reqs_to_fill
-    print(f"scheduler side, a request of {num_groups} x {num_blocks} blocks")
+        turn.reverse()
+        for first in range(0, REQUESTS, per_step):
+            arrived = []
+            for name in turn:
+                seconds, wire = step(connectors[name], admitted[first : first + per_step])
+                times[name].append(seconds / per_step)
+                sizes[name] = len(wire) / (per_step * num_groups * num_blocks)
+                if not round_number:
+                    arrived.append(pickle.loads(wire).reqs_to_fill)
+            assert all(one == arrived[0] for one in arrived)
+    print(f"scheduler side, a request of {num_groups} x {num_blocks} blocks, {per_step} per step")
     report({name: statistics.median(taken) for name, taken in times.items()}, 1e6, "us")
     print(
         "  metadata " + ", ".join(f"{name} {size:.2f}" for name, size in sizes.items()) + " B/block"
@@ -183,7 +187,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for num_groups in (1, 4):
-        scheduler_side(num_groups, 25 if fast else 2500, 1 if fast else 25)
+        for per_step in (1, REQUESTS):
+            scheduler_side(num_groups, 25 if fast else 2500, per_step, 1 if fast else 26)
     for std in (0.0, 0.1):
         worker_side(std, *((2, 10, 2, 1) if fast else (64, 2500, 8, 3)))
 

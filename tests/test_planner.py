@@ -172,6 +172,7 @@ def test_a_step_stands_group_by_group_and_request_by_request() -> None:
     assert plan.group_offsets.tolist() == [0, 4, 6]
     assert plan.partials.tolist() == [[2, 8, 16]]
     assert plan.group_block_ids(0).tolist() == [1, 2, 4, 5]
+    assert plan.block_counts == ((2, 1), (2, 1), (0, 0))
     assert plan.request_block_ids(0, 1).tolist() == [4, 5]
     assert plan.request_block_ids(1, 2).tolist() == []
     assert (plan.num_blocks, plan.groups) == (64, planner.groups)
@@ -185,6 +186,7 @@ def test_an_empty_step() -> None:
     plan = Planner([Group("positional", 16), Group("ring")], 64).plan_step([])
     assert plan.block_ids.tolist() == []
     assert plan.group_offsets.tolist() == [0, 0, 0]
+    assert plan.block_counts == ()
     assert plan.partials.shape == (0, 3)
     assert pickle.loads(pickle.dumps(plan)) == plan
 

@@ -239,6 +239,10 @@ class StepPlan:
         """Shape ``[groups + 1]``: group g's ids are ``block_ids[offsets[g]:offsets[g + 1]]``."""
 
     @property
+    def block_counts(self) -> tuple[tuple[int, ...], ...]:
+        """How many blocks stand with each request, one number per group."""
+
+    @property
     def partials(self) -> _Int32s:
         """Blocks not to be written whole, shape ``[p, 3]``, sorted by position.
 

@@ -306,7 +306,7 @@ def test_counts_are_logged_for_debugging(caplog):
     admit(connector, request(33, "s"), 0, [5, 6, 7], [8])
     (record,) = records(caplog)
     assert record.message.endswith(
-        "s: 32 external tokens, blocks to fill by KV cache group: {0: 2, 1: 1}"
+        "s: 32 external tokens, blocks to fill by KV cache group: (2, 1)"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from decodebench import StepPlan
+from decodebench import StepPlan, _core
 
 __all__ = ["DecodeBenchConnectorMetadata", "ReqsToFill"]
 
@@ -59,11 +59,14 @@ class DecodeBenchConnectorMetadata(KVConnectorMetadata):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.plan is None:
             return DecodeBenchConnectorMetadata, (self.reqs_to_fill or None,)
-        return _restore, (self.plan, self._num_tokens)
+        # The plan's own parts rather than the plan: one function for pickle to look up, not two.
+        _, parts = self.plan.__reduce__()
+        return _restore, (self._num_tokens, *parts)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(reqs_to_fill={self.reqs_to_fill})"
 
 
-def _restore(plan: StepPlan, num_tokens: tuple[int, ...]) -> DecodeBenchConnectorMetadata:
+def _restore(num_tokens: tuple[int, ...], *parts: Any) -> DecodeBenchConnectorMetadata:
+    plan = _core._restore_step_plan(*parts)
     return DecodeBenchConnectorMetadata(plan=plan, num_tokens=num_tokens)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Container
 from typing import Final
 
 from vllm.logger import init_logger
@@ -97,20 +97,22 @@ class FillScheduler:
             self._stats.add(num_requests=len(admitted), num_tokens=sum(num_tokens))
             return _NOTHING
         start = time.perf_counter()
-        tables = _block_tables(scheduler_output, admitted.keys())
+        tables = _block_tables(scheduler_output, admitted)
         requests = [
             (request_id, local, external, tables.get(request_id) or blocks.get_block_ids())
             for request_id, (local, external, blocks) in admitted.items()
         ]
         plan = self._planner.plan_step(requests)
+        counts = plan.block_counts
         self._stats.add(
             num_requests=len(admitted),
             num_tokens=sum(num_tokens),
-            num_blocks=len(plan.block_ids),
+            num_blocks=sum(map(sum, counts)),
             num_repeats_merged=plan.repeats_merged,
             plan_seconds=time.perf_counter() - start,
         )
-        self._report(plan, requests)
+        if any(0 in row for row in counts) or logger.isEnabledFor(logging.DEBUG):
+            self._report(plan, requests, counts)
         if _MAY_SPARE_ZEROING and scheduler_output.new_block_ids_to_zero:
             self._spare_zeroing(scheduler_output, plan)
         return DecodeBenchConnectorMetadata(plan=plan, num_tokens=num_tokens)
@@ -127,32 +129,31 @@ class FillScheduler:
         stats, self._stats = self._stats, DecodeBenchConnectorStats()
         return stats
 
-    def _report(self, plan: StepPlan, requests: list[_Request]) -> None:
-        debug = logger.isEnabledFor(logging.DEBUG)
-        for number, request in enumerate(requests):
-            request_id, _, external, _ = request
-            counts = {g: len(plan.request_block_ids(g, number)) for g in self._filling}
-            if plan.repeats_merged and not all(counts.values()):
+    def _report(
+        self, plan: StepPlan, requests: list[_Request], block_counts: tuple[tuple[int, ...], ...]
+    ) -> None:
+        for request, counts in zip(requests, block_counts, strict=True):
+            empty = [group for group in self._filling if not counts[group]]
+            if empty and plan.repeats_merged:
                 # A block that several requests name stands with the first of them only.
-                alone = self._planner.plan(request)
-                counts = {g: len(alone[g].block_ids) for g in self._filling}
-            for group, count in counts.items():
-                if not count:
-                    logger.warning(
-                        "No block to fill in KV cache group %d (%s) for the %d external tokens of "
-                        "request %s",
-                        group,
-                        plan.groups[group].indexing,
-                        external,
-                        request_id,
-                    )
-            if debug:
-                logger.debug(
-                    "Request %s: %d external tokens, blocks to fill by KV cache group: %s",
-                    request_id,
+                counts = tuple(len(fill.block_ids) for fill in self._planner.plan(request))
+                empty = [group for group in self._filling if not counts[group]]
+            request_id, _, external, _ = request
+            for group in empty:
+                logger.warning(
+                    "No block to fill in KV cache group %d (%s) for the %d external tokens of "
+                    "request %s",
+                    group,
+                    plan.groups[group].indexing,
                     external,
-                    counts,
+                    request_id,
                 )
+            logger.debug(
+                "Request %s: %d external tokens, blocks to fill by KV cache group: %s",
+                request_id,
+                external,
+                counts,
+            )
 
     def _spare_zeroing(self, scheduler_output: SchedulerOutput, plan: StepPlan) -> None:
         in_part = set(plan.block_ids[plan.partials[:, 0]].tolist())
@@ -165,20 +166,17 @@ class FillScheduler:
 
 
 def _block_tables(
-    scheduler_output: SchedulerOutput, request_ids: Set[str]
+    scheduler_output: SchedulerOutput, request_ids: Container[str]
 ) -> dict[str, tuple[list[int], ...]]:
     """Return the block tables of requests that the step's output holds as lists of ids anyway."""
-    tables = {
-        new.req_id: new.block_ids
-        for new in scheduler_output.scheduled_new_reqs
-        if new.req_id in request_ids
-    }
+    tables = {}
+    for new in scheduler_output.scheduled_new_reqs:
+        if new.req_id in request_ids:
+            tables[new.req_id] = new.block_ids
     cached = scheduler_output.scheduled_cached_reqs
     # From 0.34 on, resumed requests stand among the new ones.
     if resumed := getattr(cached, "resumed_req_ids", None):
-        tables.update(
-            (request_id, block_ids)
-            for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
-            if request_id in resumed and request_id in request_ids
-        )
+        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if request_id in resumed and request_id in request_ids:
+                tables[request_id] = block_ids
     return tables

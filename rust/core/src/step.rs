@@ -312,15 +312,14 @@ impl<'m, 't> StepMerge<'m, 't> {
 /// step is all that this memory is for.
 fn all_differ(pool: Pool, block_ids: &[i32]) -> bool {
     let mut seen = vec![0_u64; pool.num_blocks().div_ceil(u64::BITS) as usize];
-    block_ids.iter().all(|id| {
+    let mut repeated = 0;
+    for id in block_ids {
         let id = id.cast_unsigned();
-        seen.get_mut((id / u64::BITS) as usize).is_some_and(|word| {
-            let bit = 1 << (id % u64::BITS);
-            let fresh = *word & bit == 0;
-            *word |= bit;
-            fresh
-        })
-    })
+        let word = &mut seen[(id / u64::BITS) as usize];
+        repeated |= *word >> (id % u64::BITS) & 1;
+        *word |= 1 << (id % u64::BITS);
+    }
+    repeated == 0
 }
 
 fn in_two_groups(site: Site, block: i32, other: usize) -> PlanError {

@@ -129,6 +129,18 @@ impl StepPlan {
     }
 
     #[getter]
+    fn block_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let ends = int32s(self.cell_ends.as_bytes(py));
+        let requests = self.num_requests(py);
+        let counts = ends.windows(2).map(|cell| cell[1] - cell[0]);
+        let of_request = |request| {
+            PyTuple::new(py, counts.clone().skip(request).step_by(requests).collect::<Vec<_>>())
+        };
+        let rows: Vec<_> = (0..requests).map(of_request).collect::<PyResult<_>>()?;
+        PyTuple::new(py, rows)
+    }
+
+    #[getter]
     fn partials<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         int32_array(py, &self.partials)?.call_method1("reshape", (-1, 3))
     }
