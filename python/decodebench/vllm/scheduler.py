@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Container
 from typing import Final
 
 from vllm.logger import init_logger
@@ -56,7 +55,7 @@ class FillScheduler:
         """The admission, as the number of preemptions before it, in which a request was filled."""
         self._admitted: dict[str, tuple[int, int, KVCacheBlocks]] = {}
         """Requests of this step: local tokens, external tokens, all their blocks."""
-        self._stats = DecodeBenchConnectorStats()
+        self._counted = _nothing_counted()
 
     def num_external_tokens(self, request: Request, num_local_tokens: int) -> int:
         """Return how many tokens after the local ones come from outside: all but the last."""
@@ -92,25 +91,19 @@ class FillScheduler:
         admitted, self._admitted = self._admitted, {}
         if not admitted:
             return _NOTHING
-        num_tokens = tuple(external for _, external, _ in admitted.values())
+        num_tokens = tuple([external for _, external, _ in admitted.values()])
+        counted = self._counted
+        counted["num_requests"] += len(admitted)
+        counted["num_tokens"] += sum(num_tokens)
         if not self._filling:
-            self._stats.add(num_requests=len(admitted), num_tokens=sum(num_tokens))
             return _NOTHING
         start = time.perf_counter()
-        tables = _block_tables(scheduler_output, admitted)
-        requests = [
-            (request_id, local, external, tables.get(request_id) or blocks.get_block_ids())
-            for request_id, (local, external, blocks) in admitted.items()
-        ]
+        requests = _requests(scheduler_output, admitted)
         plan = self._planner.plan_step(requests)
         counts = plan.block_counts
-        self._stats.add(
-            num_requests=len(admitted),
-            num_tokens=sum(num_tokens),
-            num_blocks=sum(map(sum, counts)),
-            num_repeats_merged=plan.repeats_merged,
-            plan_seconds=time.perf_counter() - start,
-        )
+        counted["num_blocks"] += sum(map(sum, counts))
+        counted["num_repeats_merged"] += plan.repeats_merged
+        counted["plan_seconds"] += time.perf_counter() - start
         if any(0 in row for row in counts) or logger.isEnabledFor(logging.DEBUG):
             self._report(plan, requests, counts)
         if _MAY_SPARE_ZEROING and scheduler_output.new_block_ids_to_zero:
@@ -124,10 +117,10 @@ class FillScheduler:
 
     def take_stats(self) -> DecodeBenchConnectorStats | None:
         """Return what was counted since the last call, None if nothing was."""
-        if self._stats.is_empty():
+        if not self._counted["num_requests"]:
             return None
-        stats, self._stats = self._stats, DecodeBenchConnectorStats()
-        return stats
+        counted, self._counted = self._counted, _nothing_counted()
+        return DecodeBenchConnectorStats(data=counted)
 
     def _report(
         self, plan: StepPlan, requests: list[_Request], block_counts: tuple[tuple[int, ...], ...]
@@ -165,18 +158,29 @@ class FillScheduler:
         ] or None
 
 
-def _block_tables(
-    scheduler_output: SchedulerOutput, request_ids: Container[str]
-) -> dict[str, tuple[list[int], ...]]:
-    """Return the block tables of requests that the step's output holds as lists of ids anyway."""
+def _nothing_counted() -> dict[str, float]:
+    return dict.fromkeys(
+        ("num_requests", "num_tokens", "num_blocks", "num_repeats_merged", "plan_seconds"), 0
+    )
+
+
+def _requests(
+    scheduler_output: SchedulerOutput, admitted: dict[str, tuple[int, int, KVCacheBlocks]]
+) -> list[_Request]:
+    """Return the admitted requests with their block tables.
+
+    Most stand in the step's output, where their tables are lists of ids anyway.
+    """
     tables = {}
     for new in scheduler_output.scheduled_new_reqs:
-        if new.req_id in request_ids:
-            tables[new.req_id] = new.block_ids
+        tables[new.req_id] = new.block_ids
     cached = scheduler_output.scheduled_cached_reqs
     # From 0.34 on, resumed requests stand among the new ones.
     if resumed := getattr(cached, "resumed_req_ids", None):
         for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if request_id in resumed and request_id in request_ids:
+            if request_id in resumed:
                 tables[request_id] = block_ids
-    return tables
+    return [
+        (request_id, local, external, tables.get(request_id) or blocks.get_block_ids())
+        for request_id, (local, external, blocks) in admitted.items()
+    ]
