@@ -20,10 +20,12 @@ def mixed(engine: Engine) -> list[list[list[int]]]:
     alone = [engine.generate([prompt(length, 1 + i)]) for i, length in enumerate(LENGTHS)]
     together = engine.generate([prompt(length, 20 + i) for i, length in enumerate(LENGTHS)])
     base = prompt(200, 40)
-    hits = [engine.generate([base])]
+    hits = [engine.generate([base], 2 * BLOCK)]
     for shared in (0, BLOCK, 3 * BLOCK, 200):
         hits.append(engine.generate([base[:shared] + prompt(210 - shared, 41 + shared)]))
     hits.append(engine.generate([base]))
+    # A second turn, whose prefix holds KV that the engine computed: no fill may write there.
+    hits.append(engine.generate([base + hits[0][0] + prompt(BLOCK, 50)]))
     crowd = engine.generate([prompt(20 + i // 4, 300 + i) for i in range(64)], 12)
     return [*alone, together, *hits, crowd]
 
@@ -46,6 +48,8 @@ def test_every_fill_writes_the_planned_bytes_and_no_others(model: Path, tmp_path
         assert len(filled) >= 2 * (len(LENGTHS) - 1) + 4 + 64
         assert all(fill["num_bytes"] for fill in engine.records("fill"))
         assert engine.longest_step() == 1
+        if model.name == "dense":
+            assert max(one["local"] for one in engine.admissions()) > 200 + BLOCK
     with run_engine(model, tmp_path / "in-tree", transfer("InTree")) as engine:
         in_tree = mixed(engine)
         if model.name == "states":
