@@ -9,9 +9,10 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -41,6 +42,15 @@ class Server:
             if text in line:
                 return
         raise AssertionError(f"the server ended without {text!r}:\n{self.output}")
+
+    def connect(self) -> None:
+        """Return when the server listens, which is a moment after it says that it has started."""
+        address = urlsplit(self.url)
+        while self.process.poll() is None:
+            with suppress(ConnectionRefusedError):
+                socket.create_connection((address.hostname, address.port)).close()
+                return
+        raise AssertionError(f"the server ended:\n{self.output}")
 
     def complete(self, tokens: Prompt) -> list[int]:
         """Return the tokens generated for a prompt."""
@@ -103,6 +113,7 @@ def run_server(model: Path, records: Path, kv_transfer: dict[str, Any]) -> Itera
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         server.read_until("Application startup complete")
+        server.connect()
         yield server
     finally:
         if process.poll() is None:
